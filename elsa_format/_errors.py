@@ -1,0 +1,160 @@
+"""Every error the format raises, one class per defect, named as in the spec's registry.
+
+ElsaError
+├── FormatError                 the file or checkpoint is at fault (exit code 3)
+│   ├── container   Truncated · HeaderTooLarge · InvalidJson · DuplicateKey · InvalidHeader
+│   │               UnknownDtype · InvalidOffsets · TrailingData
+│   ├── profile     NotElsa · UnsupportedVersion · UnsupportedFeature · InvalidProfile · ProfileMismatch
+│   ├── data        CountMismatch · CounterOutOfRange · NonFinite · ChecksumMismatch
+│   │               DigestMismatch · InvalidLayout
+│   ├── shards      InvalidIndex · UnsafePath
+│   └── packing     ZeroFrozen · BitsTooWide · NotNested · AlreadyPacked · TensorMismatch
+│                   InvalidCheckpoint · InfeasibleLevels
+├── NoSuchLevel                 the level asked for is not in the file (exit code 2)
+├── OutputExists                the output is there already (exit code 1)
+└── InputChanged                the input was modified while it was read (exit code 1)
+"""
+
+from typing import ClassVar
+
+
+class ElsaError(Exception):
+    """Base of all errors; the message is one line that says file, tensor, found, expected."""
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str) -> None:
+        # One line whatever a hostile file put into a name: terminals and logs stay readable.
+        super().__init__("".join(c if c.isprintable() else ascii(c)[1:-1] for c in message))
+
+
+class FormatError(ElsaError):
+    """A file or checkpoint breaks the specification."""
+
+    exit_code = 3
+
+
+class Truncated(FormatError):
+    """The file ends before the header or the data it declares."""
+
+
+class HeaderTooLarge(FormatError):
+    """The header length exceeds 100,000,000 bytes."""
+
+
+class InvalidJson(FormatError):
+    """The header or the profile is not restricted JSON."""
+
+
+class DuplicateKey(FormatError):
+    """A JSON object holds the same key twice."""
+
+
+class InvalidHeader(FormatError):
+    """The header's structure is not that of a safetensors file."""
+
+
+class UnknownDtype(FormatError):
+    """A tensor has a dtype this specification does not list."""
+
+
+class InvalidOffsets(FormatError):
+    """Offsets overlap, leave holes, or disagree with shape and dtype."""
+
+
+class TrailingData(FormatError):
+    """Bytes follow the last tensor."""
+
+
+class NotElsa(FormatError):
+    """A valid safetensors file without an ELSA profile."""
+
+
+class UnsupportedVersion(FormatError):
+    """The profile's major version is not 1."""
+
+
+class UnsupportedFeature(FormatError):
+    """The profile requires a feature this reader does not know."""
+
+
+class InvalidProfile(FormatError):
+    """The profile document breaks its schema."""
+
+
+class ProfileMismatch(FormatError):
+    """The profile does not fit the tensors of the file."""
+
+
+class CountMismatch(FormatError):
+    """A number of kept weights disagrees with the profile."""
+
+
+class CounterOutOfRange(FormatError):
+    """A counter exceeds the number of levels."""
+
+
+class NonFinite(FormatError):
+    """A nested tensor holds Inf or NaN."""
+
+
+class ChecksumMismatch(FormatError):
+    """Stored bytes do not have the checksum the profile gives."""
+
+
+class DigestMismatch(FormatError):
+    """A level's content does not have the digest the profile gives."""
+
+
+class InvalidLayout(FormatError):
+    """A bitmask or CSR level file contradicts itself."""
+
+
+class InvalidIndex(FormatError):
+    """A shard index is malformed or does not fit its shards."""
+
+
+class UnsafePath(FormatError):
+    """A file name leaves the directory it must stay in."""
+
+
+class ZeroFrozen(FormatError):
+    """A zero weight is marked as frozen; with a counter it would become a denormal."""
+
+
+class BitsTooWide(FormatError):
+    """The counter does not fit the dtype's mantissa."""
+
+
+class NotNested(FormatError):
+    """A weight of a sparser level is missing or differs in a denser one."""
+
+
+class AlreadyPacked(FormatError):
+    """The checkpoint to pack is an ELSA file already."""
+
+
+class TensorMismatch(FormatError):
+    """Two checkpoints disagree about names, shapes, dtypes or shared values."""
+
+
+class InvalidCheckpoint(FormatError):
+    """A checkpoint cannot be read."""
+
+
+class InfeasibleLevels(FormatError):
+    """The requested levels cannot be made from these weights."""
+
+
+class NoSuchLevel(ElsaError):
+    """The level asked for is not in the file."""
+
+    exit_code = 2
+
+
+class OutputExists(ElsaError):
+    """The output exists and may not be replaced."""
+
+
+class InputChanged(ElsaError):
+    """The input was modified while it was read."""

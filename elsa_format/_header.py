@@ -1,0 +1,175 @@
+"""The container: parse and lay out a safetensors header (spec §3)."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from elsa_format._dtypes import DTYPES, Dtype
+from elsa_format._errors import (
+    HeaderTooLarge,
+    InvalidHeader,
+    InvalidOffsets,
+    Truncated,
+    UnknownDtype,
+)
+from elsa_format._json import MAX_OFFSET, dump, parse_header
+
+LENGTH_BYTES = 8
+MAX_HEADER = 100_000_000
+ALIGNMENT = 256
+
+
+class Readable(Protocol):
+    """All that is asked of a source: a pipe, a socket or a file."""
+
+    def read(self, size: int, /) -> bytes | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """Where a tensor is stored and what it looks like."""
+
+    name: str
+    dtype: Dtype
+    shape: tuple[int, ...]
+    start: int = 0
+    """First byte, counted from the start of the data section."""
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Number of stored bytes."""
+        return self.elements * self.dtype.size // 8
+
+    @property
+    def stop(self) -> int:
+        """One past the last byte."""
+        return self.start + self.nbytes
+
+
+@dataclass(frozen=True)
+class Header:
+    """A parsed header: tensors in the order of their bytes."""
+
+    tensors: dict[str, TensorInfo]
+    metadata: dict[str, str]
+    raw: bytes
+    """The N header bytes as stored, padding included."""
+
+    @property
+    def data_start(self) -> int:
+        """Position of the data section in the file."""
+        return LENGTH_BYTES + len(self.raw)
+
+    @property
+    def data_size(self) -> int:
+        """Bytes of the data section."""
+        return sum(info.nbytes for info in self.tensors.values())
+
+
+def read_exactly(source: Readable, size: int) -> bytes:
+    """Up to `size` bytes, fewer only at the end of the source; short reads are joined."""
+    parts = []
+    while size:
+        part = source.read(min(size, 1 << 20))
+        if not part:
+            break
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def read_header(source: Readable, where: str) -> Header:
+    """Read and check the header; the source is left at the first byte of data."""
+    prefix = read_exactly(source, LENGTH_BYTES)
+    if len(prefix) < LENGTH_BYTES:
+        raise Truncated(f"{where}: {len(prefix)} bytes, expected a header length of 8 bytes")
+    length = int.from_bytes(prefix, "little")
+    if length > MAX_HEADER:
+        raise HeaderTooLarge(f"{where}: header of {length} bytes, expected at most {MAX_HEADER}")
+    raw = read_exactly(source, length)
+    if len(raw) < length:
+        raise Truncated(f"{where}: header of {length} bytes ends after {len(raw)}")
+    return parse(raw, where)
+
+
+def parse(raw: bytes, where: str) -> Header:
+    """Check a header's bytes against spec §3 and give its tensors in data order."""
+    document = parse_header(raw, where)
+    metadata = document.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise InvalidHeader(f"{where}: __metadata__ is not an object of strings")
+    entries = [_entry(name, entry, where) for name, entry in document.items()]
+    entries.sort(key=lambda entry: entry[1:])
+    position = 0
+    for info, start, stop in entries:
+        if start != position or stop - start != info.nbytes:
+            raise InvalidOffsets(
+                f"{where}: tensor {info.name!r}: data_offsets [{start}, {stop}], "
+                f"expected [{position}, {position + info.nbytes}]"
+            )
+        position = stop
+    return Header({info.name: info for info, _, _ in entries}, metadata, raw)
+
+
+def _entry(name: str, entry: Any, where: str) -> tuple[TensorInfo, int, int]:
+    where = f"{where}: tensor {name!r}"
+    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        raise InvalidHeader(f"{where}: expected exactly dtype, shape and data_offsets")
+    shape, offsets = entry["shape"], entry["data_offsets"]
+    if not isinstance(entry["dtype"], str):
+        raise InvalidHeader(f"{where}: dtype is not a string")
+    if not isinstance(shape, list) or not all(type(n) is int for n in shape):
+        raise InvalidHeader(f"{where}: shape is not a list of integers")
+    if not isinstance(offsets, list) or [type(n) for n in offsets] != [int, int]:
+        raise InvalidHeader(f"{where}: data_offsets is not a pair of integers")
+    dtype = DTYPES.get(entry["dtype"])
+    if dtype is None:
+        raise UnknownDtype(f"{where}: unknown dtype {entry['dtype']!r}")
+    # A zero dimension must not hide an overflow from parsers that multiply left to right.
+    if math.prod(n for n in shape if n) * dtype.size > MAX_OFFSET:
+        raise InvalidOffsets(f"{where}: shape {shape} overflows")
+    info = TensorInfo(name, dtype, tuple(shape), offsets[0])
+    if info.elements * dtype.size % 8:
+        raise InvalidOffsets(f"{where}: {info.elements} elements of {dtype.name} end inside a byte")
+    return info, offsets[0], offsets[1]
+
+
+def lay_out(tensors: Iterable[TensorInfo], first: Iterable[str] = ()) -> dict[str, TensorInfo]:
+    """Give every tensor its place: those named `first`, then the rest, widest elements first.
+
+    Falling widths keep each tensor aligned to its element without padding, which safetensors forbids.
+    """
+    leading = set(first)
+    ordered = sorted(tensors, key=lambda info: (info.name not in leading, -info.dtype.size))
+    placed, position = {}, 0
+    for info in ordered:
+        placed[info.name] = TensorInfo(info.name, info.dtype, info.shape, position)
+        position += info.nbytes
+    return placed
+
+
+def serialize(
+    tensors: Mapping[str, TensorInfo], metadata: Mapping[str, str], *, reserve: int = 0
+) -> bytes:
+    """Header bytes, length prefix included, padded so that the data starts at a multiple of 256."""
+    document: dict[str, Any] = {}
+    if metadata:
+        document["__metadata__"] = dict(sorted(metadata.items()))
+    for info in tensors.values():
+        document[info.name] = {
+            "dtype": info.dtype.name,
+            "shape": info.shape,
+            "data_offsets": (info.start, info.stop),
+        }
+    body = dump(document).encode("utf-8")
+    end = max(reserve, LENGTH_BYTES + len(body))
+    end += -end % ALIGNMENT
+    if end - LENGTH_BYTES > MAX_HEADER:
+        raise HeaderTooLarge(f"header of {end} bytes, expected at most {MAX_HEADER}")
+    return (end - LENGTH_BYTES).to_bytes(LENGTH_BYTES, "little") + body.ljust(end - LENGTH_BYTES)

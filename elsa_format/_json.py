@@ -1,0 +1,112 @@
+"""Restricted JSON (spec §3.2): what two parsers could read differently is an error.
+
+The standard library's parser keeps the last of two equal keys, and accepts NaN, lone surrogates
+and numbers of any size; the hooks here refuse them.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from elsa_format._errors import DuplicateKey, InvalidJson
+
+MAX_DEPTH = 32
+MAX_SAFE_INTEGER = 2**53 - 1
+MAX_OFFSET = 2**63 - 1
+
+_SURROGATE_ESCAPE = re.compile(r"\\u[dD]")
+
+
+def parse_header(raw: bytes, where: str) -> dict[str, Any]:
+    """The header's JSON object; its numbers are unsigned integers below 2^63."""
+
+    def integer(digits: str) -> int:
+        if digits.startswith("-") or len(digits) > 19 or (value := int(digits)) > MAX_OFFSET:
+            raise InvalidJson(f"{where}: number {digits[:24]} is not an integer in 0..2^63-1")
+        return value
+
+    def real(digits: str) -> NoReturn:
+        raise InvalidJson(f"{where}: number {digits[:24]} is not an integer in 0..2^63-1")
+
+    if not raw.startswith(b"{"):
+        raise InvalidJson(f"{where}: the header starts with {raw[:1]!r}, expected '{{'")
+    if not raw.rstrip(b" ").endswith(b"}"):
+        raise InvalidJson(f"{where}: the header does not end in '}}' and spaces")
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidJson(f"{where}: the header is not UTF-8 at byte {error.start}") from None
+    return _parse(text, f"{where}: header", integer, real)
+
+
+def parse_document(text: str, where: str) -> dict[str, Any]:
+    """A JSON object out of the metadata: the profile, or a level file's description."""
+
+    def integer(digits: str) -> int:
+        if len(digits) > 17 or abs(value := int(digits)) > MAX_SAFE_INTEGER:
+            raise InvalidJson(f"{where}: integer {digits[:24]} exceeds 2^53-1")
+        return value
+
+    def real(digits: str) -> float:
+        if not math.isfinite(value := float(digits)):
+            raise InvalidJson(f"{where}: number {digits[:24]} is not finite")
+        return value
+
+    return _parse(text, where, integer, real)
+
+
+def dump(value: Any) -> str:
+    """Compact JSON in the given key order, not ASCII-escaped."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def _parse(
+    text: str, where: str, integer: Callable[[str], int], real: Callable[[str], float]
+) -> dict[str, Any]:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            seen: set[str] = set()
+            twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+            raise DuplicateKey(f"{where}: key {twice!r} appears twice in one object")
+        return found
+
+    def constant(name: str) -> NoReturn:
+        raise InvalidJson(f"{where}: {name} is not JSON")
+
+    try:
+        value = json.loads(
+            text,
+            object_pairs_hook=unique,
+            parse_int=integer,
+            parse_float=real,
+            parse_constant=constant,
+        )
+        if _SURROGATE_ESCAPE.search(text):
+            dump(value).encode("utf-8")
+    except json.JSONDecodeError as error:
+        raise InvalidJson(f"{where}: {error.msg} at character {error.pos}") from None
+    except UnicodeEncodeError:
+        raise InvalidJson(f"{where}: a string holds half of a surrogate pair") from None
+    except RecursionError:
+        raise InvalidJson(f"{where}: nested deeper than {MAX_DEPTH}") from None
+    if not isinstance(value, dict):
+        raise InvalidJson(f"{where}: found {type(value).__name__}, expected an object")
+    _check_depth(value, where)
+    return value
+
+
+def _check_depth(value: dict[str, Any], where: str) -> None:
+    row: list[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        row = [
+            child
+            for node in row
+            for child in (node.values() if isinstance(node, dict) else node)
+            if isinstance(child, dict | list)
+        ]
+        if not row:
+            return
+    raise InvalidJson(f"{where}: nested deeper than {MAX_DEPTH}")
