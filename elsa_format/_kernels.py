@@ -1,0 +1,67 @@
+"""The inner loops over weights: the C module where it is built, numpy elsewhere, the same bits.
+
+`ELSA_PURE_PYTHON=1` forces numpy. All functions are described in `_pure`.
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ._pure import Words
+
+try:
+    if os.environ.get("ELSA_PURE_PYTHON") == "1":
+        raise ImportError("numpy asked for")
+    from ._native import (
+        assign,
+        compact,
+        csr,
+        embed,
+        expand,
+        expand_csr,
+        find_unpackable,
+        histogram,
+        mask,
+    )
+    from ._native import count as _count
+except ImportError:
+    from ._pure import (
+        assign,
+        compact,
+        csr,
+        embed,
+        expand,
+        expand_csr,
+        find_unpackable,
+        histogram,
+        mask,
+    )
+    from ._pure import count as _count
+
+    NATIVE = False
+else:
+    NATIVE = True
+
+__all__ = [
+    "NATIVE",
+    "assign",
+    "compact",
+    "count",
+    "csr",
+    "embed",
+    "expand",
+    "expand_csr",
+    "find_unpackable",
+    "histogram",
+    "mask",
+]
+
+
+def count(src: Words, bits: int) -> NDArray[np.int64]:
+    """Return the number of words with each counter, 0 first."""
+    out = np.zeros(1 << bits, np.int64)
+    _count(src, bits, out)
+    return out

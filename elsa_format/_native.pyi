@@ -1,0 +1,38 @@
+import numpy as np
+from numpy.typing import NDArray
+
+from ._pure import Indices, Words
+
+def mask(src: Words, dst: Words, bits: int, level: int) -> None: ...
+def count(src: Words, bits: int, out: NDArray[np.int64]) -> None: ...
+def compact(
+    src: Words, bits: int, level: int, bitmask: NDArray[np.uint8], values: Words
+) -> int: ...
+def csr(
+    src: Words,
+    bits: int,
+    level: int,
+    start: int,
+    cols: int,
+    kept: int,
+    indptr: Indices,
+    indices: Indices,
+    values: Words,
+) -> int: ...
+def expand(bitmask: NDArray[np.uint8], values: Words, dst: Words) -> int: ...
+def expand_csr(indptr: Indices, indices: Indices, values: Words, cols: int, dst: Words) -> None: ...
+def embed(
+    src: Words, counters: NDArray[np.uint8], dst: Words, bits: int, inf: int, nearest: bool
+) -> None: ...
+def find_unpackable(
+    src: Words, counters: NDArray[np.uint8] | None, inf: int, levels: int
+) -> int: ...
+def histogram(
+    src: Words, shift: int, width: int, prefixes: NDArray[np.uint64], out: NDArray[np.uint64]
+) -> None: ...
+def assign(
+    src: Words,
+    thresholds: NDArray[np.uint64],
+    ties: NDArray[np.int64],
+    counters: NDArray[np.uint8],
+) -> None: ...
