@@ -1,0 +1,179 @@
+"""Where results go: a file that appears whole or not at all, or a stream."""
+
+import contextlib
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from elsa_format._errors import OutputExists
+
+Target = str | os.PathLike[str] | IO[bytes]
+"""A path, or a writable binary stream such as sys.stdout.buffer."""
+
+
+class Output(Protocol):
+    """A place to write bytes at positions; nothing counts before `commit`."""
+
+    def write_at(self, position: int, data: Any) -> None: ...
+    def commit(self) -> None: ...
+    def discard(self) -> None: ...
+
+
+class AtomicFile:
+    """A file that takes its name only when complete.
+
+    Linux gives it no name until then (O_TMPFILE), so that even kill -9 leaves nothing behind;
+    elsewhere it has a temporary name beside the target.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
+        self.path = Path(path).resolve()  # a symbolic link stays one; its target is replaced
+        self.force = force
+        self._temporary: Path | None = None
+        if self.path.is_dir():
+            raise IsADirectoryError(f"{self.path.name}: the output is a directory")
+        if not force and self.path.exists():
+            raise OutputExists(f"{path}: exists already; --force replaces it")
+        self.fd = self._open()
+
+    def _open(self) -> int:
+        folder = self.path.parent
+        if hasattr(os, "O_TMPFILE"):
+            with contextlib.suppress(OSError):  # not every file system can
+                return os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o666)
+        self._temporary = self._unused_name()
+        return os.open(self._temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)
+
+    def _unused_name(self) -> Path:
+        return self.path.with_name(f".{self.path.name[:200]}.{os.urandom(6).hex()}.tmp")
+
+    def write_at(self, position: int, data: Any) -> None:
+        """Write all of a buffer at a position of the file."""
+        view = memoryview(data).cast("B")
+        while view:
+            written = os.pwrite(self.fd, view, position)
+            view, position = view[written:], position + written
+
+    def commit(self) -> None:
+        """Make the bytes durable, then give them their name."""
+        os.fsync(self.fd)
+        if self._temporary is None:
+            self._link()
+        elif self.force:
+            os.replace(self._temporary, self.path)
+        else:
+            self._claim(self._temporary)
+            os.unlink(self._temporary)
+        self._temporary = None
+        os.close(self.fd)
+        self.fd = -1
+        with contextlib.suppress(OSError):  # a directory that cannot be synced is still renamed
+            folder = os.open(self.path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+
+    def _link(self) -> None:
+        unnamed = f"/proc/self/fd/{self.fd}"
+        if self.force:
+            # A link cannot replace a file; a rename can, so the file gets a name for an instant.
+            name = self._unused_name()
+            os.link(unnamed, name, follow_symlinks=True)
+            os.replace(name, self.path)
+        else:
+            self._claim(unnamed)
+
+    def _claim(self, source: str | Path) -> None:
+        try:
+            os.link(source, self.path, follow_symlinks=True)
+        except FileExistsError:
+            raise OutputExists(f"{self.path.name}: exists already; --force replaces it") from None
+
+    def discard(self) -> None:
+        """Close without leaving anything; harmless after `commit`."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+        if self._temporary is not None:
+            self._temporary.unlink(missing_ok=True)
+            self._temporary = None
+
+
+class Pipe:
+    """A stream that is written front to back."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self.stream = stream
+        self.position = 0
+
+    def write_at(self, position: int, data: Any) -> None:
+        """Write at the end; no other position exists."""
+        if position != self.position:
+            raise ValueError(f"a pipe cannot write at {position}, it is at {self.position}")
+        view = memoryview(data).cast("B")
+        self.position += len(view)
+        while view:  # an unbuffered stream may take less than it was given
+            view = view[self.stream.write(view) :]
+
+    def commit(self) -> None:
+        """Flush."""
+        self.stream.flush()
+
+    def discard(self) -> None:
+        """What was written cannot be taken back; the caller's exit code tells."""
+
+
+class Spool:
+    """A stream whose content is written out of order: kept on disk, then copied."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self.stream = stream
+        self.file = tempfile.TemporaryFile()
+
+    def write_at(self, position: int, data: Any) -> None:
+        """Write at a position of the temporary file."""
+        self.file.seek(position)
+        self.file.write(data)
+
+    def commit(self) -> None:
+        """Copy everything to the stream."""
+        self.file.seek(0)
+        shutil.copyfileobj(self.file, self.stream, 1 << 20)
+        self.stream.flush()
+        self.file.close()
+
+    def discard(self) -> None:
+        """Drop the temporary file."""
+        self.file.close()
+
+
+@contextlib.contextmanager
+def open_output(target: Target, *, force: bool = False, in_order: bool = False) -> Iterator[Output]:
+    """The output for a target; discarded unless the block commits it.
+
+    `in_order` promises writes front to back, which lets a stream pass them on at once.
+    """
+    with contextlib.ExitStack() as stack:
+        if isinstance(target, str | os.PathLike) and _is_special(target):
+            target = stack.enter_context(open(target, "wb"))
+        output: Output
+        if isinstance(target, str | os.PathLike):
+            output = AtomicFile(target, force=force)
+        else:
+            output = Pipe(target) if in_order else Spool(target)
+        stack.callback(output.discard)
+        yield output
+
+
+def _is_special(path: str | os.PathLike[str]) -> bool:
+    """A device or named pipe (/dev/null): written to, never replaced."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return False
+    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)

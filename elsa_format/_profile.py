@@ -1,0 +1,318 @@
+"""The ELSA profile: what a file says about its levels (spec §5)."""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import xxhash
+
+from elsa_format._errors import (
+    ChecksumMismatch,
+    CountMismatch,
+    InvalidProfile,
+    NoSuchLevel,
+    NotElsa,
+    ProfileMismatch,
+    UnsupportedFeature,
+    UnsupportedVersion,
+)
+from elsa_format._header import Header, TensorInfo
+from elsa_format._json import dump, parse_document
+
+VERSION = "1.0"
+KEY = "elsa"
+RESERVED = "__elsa__."
+MAX_BITS = 8
+ZEROS = "0" * 16
+
+LevelLike = int | Literal["dense"]
+"""A level is 1..T, or "dense" for the whole network."""
+
+_CHECKSUM = re.compile(r"xxh3:[0-9a-f]{16}")
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_PATTERN = re.compile(r"[1-9][0-9]*:[1-9][0-9]*")
+
+
+def bits_for(levels: int) -> int:
+    """τ = ⌈log₂(T+1)⌉, the counter bits that T levels need.
+
+    >>> [bits_for(t) for t in (1, 3, 4, 50, 255)]
+    [1, 2, 3, 6, 8]
+    """
+    return levels.bit_length()
+
+
+def variant_name(name: str, level: int) -> str:
+    """The stored name of a per-level tensor's variant."""
+    return f"{RESERVED}{level}.{name}"
+
+
+@dataclass(frozen=True)
+class Level:
+    """One nested network as the profile describes it."""
+
+    name: str
+    nonzero: int
+    """Kept weights in nested tensors, over the whole network."""
+    target: float | None = None
+    """The fraction of zeros that was asked for."""
+    pattern: str | None = None
+    """The N:M pattern that was asked for."""
+    digest: str | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """The level's object in the profile."""
+        entry: dict[str, Any] = {"name": self.name, "nonzero": self.nonzero}
+        for key in ("target", "pattern", "digest"):
+            if getattr(self, key) is not None:
+                entry[key] = getattr(self, key)
+        if self.metrics:
+            entry["metrics"] = dict(sorted(self.metrics.items()))
+        return dict(sorted(entry.items()))
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A checked profile; past `parse` nothing of it is checked again."""
+
+    bits: int
+    levels: tuple[Level, ...]
+    nested: Mapping[str, tuple[int, ...]]
+    per_level: tuple[str, ...] = ()
+    checksums: Mapping[str, str] = field(default_factory=dict)
+    dense_metrics: Mapping[str, float] = field(default_factory=dict)
+    shard: tuple[int, int] | None = None
+    """(number, of): this file's place among the shards of one network."""
+    version: str = VERSION
+
+    def to_json(self, header_checksum: str = ZEROS) -> str:
+        """The canonical text of the profile."""
+        document: dict[str, Any] = {
+            "version": self.version,
+            "bits": self.bits,
+            "levels": [level.to_json() for level in self.levels],
+            "nested": dict(sorted(self.nested.items())),
+            "per_level": sorted(self.per_level),
+            "checksums": dict(sorted(self.checksums.items())),
+            "header": f"xxh3:{header_checksum}",
+        }
+        if self.dense_metrics:
+            document["dense"] = {"metrics": dict(sorted(self.dense_metrics.items()))}
+        if self.shard:
+            document["shard"] = {"number": self.shard[0], "of": self.shard[1]}
+        return dump(dict(sorted(document.items())))
+
+    def level_number(self, level: LevelLike, where: str = "") -> int | None:
+        """The level's number, or None for the dense network."""
+        if level == "dense":
+            return None
+        if isinstance(level, int) and not isinstance(level, bool) and 1 <= level <= len(self.levels):
+            return level
+        prefix = f"{where}: " if where else ""
+        raise NoSuchLevel(f"{prefix}no level {level!r}, expected 1..{len(self.levels)} or 'dense'")
+
+    def stored_name(self, name: str, level: int | None) -> str:
+        """The tensor that holds `name` at a level."""
+        return name if level is None or name not in self._varying else variant_name(name, level)
+
+    @cached_property
+    def _varying(self) -> frozenset[str]:
+        return frozenset(self.per_level)
+
+
+def parse(header: Header, where: str) -> Profile:
+    """The profile in a header, checked against the schema and the tensors."""
+    text = header.metadata.get(KEY)
+    if text is None:
+        raise NotElsa(
+            f"{where}: no ELSA profile in its metadata; make an ELSA file of a checkpoint with elsa-pack"
+        )
+    document = parse_document(text, f"{where}: profile")
+    _check_version(document, where)
+    _check_header(header, document, where)
+    profile = _Parser(where).profile(document)
+    _check_tensors(profile, header.tensors, where)
+    return profile
+
+
+def _check_version(document: Mapping[str, Any], where: str) -> None:
+    version = document.get("version")
+    if not isinstance(version, str) or not re.fullmatch(r"[0-9]+\.[0-9]+", version):
+        raise InvalidProfile(f"{where}: profile version {version!r}, expected 'MAJOR.MINOR'")
+    if version.split(".")[0] != VERSION.split(".")[0]:
+        raise UnsupportedVersion(f"{where}: profile version {version}, expected 1.x")
+    requires = document.get("requires", [])
+    if not isinstance(requires, list) or not all(isinstance(item, str) for item in requires):
+        raise InvalidProfile(f"{where}: profile requires is not a list of strings")
+    if requires:
+        raise UnsupportedFeature(f"{where}: requires {', '.join(requires)}, which 1.0 does not know")
+
+
+def _check_header(header: Header, document: Mapping[str, Any], where: str) -> None:
+    stated = document.get("header")
+    if stated is None:
+        return
+    if not isinstance(stated, str) or not _CHECKSUM.fullmatch(stated):
+        raise InvalidProfile(f"{where}: profile header {stated!r}, expected xxh3: and 16 hex digits")
+    digits = stated.removeprefix("xxh3:").encode()
+    found = xxhash.xxh3_64_hexdigest(header.raw.replace(digits, ZEROS.encode()))
+    if found.encode() != digits:
+        raise ChecksumMismatch(f"{where}: header has checksum xxh3:{found}, expected {stated}")
+
+
+def _check_tensors(profile: Profile, tensors: Mapping[str, TensorInfo], where: str) -> None:
+    levels, varying = range(1, len(profile.levels) + 1), set(profile.per_level)
+    variants = {variant_name(name, t): name for name in profile.per_level for t in levels}
+    for name in (*profile.nested, *profile.per_level, *profile.checksums):
+        if name not in tensors:
+            raise ProfileMismatch(f"{where}: profile names tensor {name!r}, which is not in the file")
+    for name, counts in profile.nested.items():
+        info = tensors[name]
+        if not info.dtype.nestable or profile.bits > info.dtype.mantissa:
+            raise ProfileMismatch(
+                f"{where}: tensor {name!r}: dtype {info.dtype.name} cannot carry {profile.bits}-bit counters"
+            )
+        if counts[-1] > info.elements:
+            raise ProfileMismatch(
+                f"{where}: tensor {name!r}: keeps {counts[-1]} of {info.elements} weights"
+            )
+        if name in varying:
+            raise ProfileMismatch(f"{where}: tensor {name!r} is both nested and per-level")
+    for variant, name in variants.items():
+        info = tensors.get(variant)
+        if info is None or (info.dtype, info.shape) != (tensors[name].dtype, tensors[name].shape):
+            found = "missing" if info is None else f"{info.dtype.name}{list(info.shape)}"
+            raise ProfileMismatch(f"{where}: tensor {variant!r} is {found}, expected as {name!r}")
+    for name in tensors:
+        if name.startswith(RESERVED) and name not in variants:
+            raise ProfileMismatch(f"{where}: tensor {name!r}: a reserved name without a meaning")
+    for t, level in enumerate(profile.levels):
+        kept = sum(counts[t] for counts in profile.nested.values())
+        if kept > level.nonzero or (kept < level.nonzero and profile.shard is None):
+            raise CountMismatch(
+                f"{where}: level {t + 1}: nonzero {level.nonzero}, but its tensors keep {kept}"
+            )
+
+
+class _Parser:
+    """Checks a profile document against its schema, field by field."""
+
+    def __init__(self, where: str) -> None:
+        self.where = f"{where}: profile"
+
+    def fail(self, field_name: str, value: Any, expected: str) -> InvalidProfile:
+        return InvalidProfile(f"{self.where} {field_name}: {_brief(value)}, expected {expected}")
+
+    def profile(self, document: Mapping[str, Any]) -> Profile:
+        for key in ("bits", "levels", "nested"):
+            if key not in document:
+                raise InvalidProfile(f"{self.where}: {key} is missing")
+        bits = self.integer("bits", document["bits"], 1, MAX_BITS)
+        entries = document["levels"]
+        if not isinstance(entries, list) or not 1 <= len(entries) < 2**bits:
+            raise self.fail("levels", entries, f"a list of 1..{2**bits - 1} levels")
+        levels = tuple(self.level(t, entry) for t, entry in enumerate(entries, 1))
+        return Profile(
+            bits=bits,
+            levels=levels,
+            nested=self.nested(document["nested"], len(levels)),
+            per_level=self.names(document.get("per_level", [])),
+            checksums=self.checksums(document.get("checksums", {})),
+            dense_metrics=self.dense(document.get("dense", {})),
+            shard=self.shard(document.get("shard")),
+            version=document["version"],
+        )
+
+    def level(self, number: int, entry: Any) -> Level:
+        label = f"level {number}"
+        if not isinstance(entry, dict) or not {"name", "nonzero"} <= entry.keys():
+            raise self.fail(label, entry, "an object with name and nonzero")
+        name, target = entry["name"], entry.get("target")
+        pattern, digest = entry.get("pattern"), entry.get("digest")
+        if not isinstance(name, str) or not name:
+            raise self.fail(f"{label} name", name, "a non-empty string")
+        if "target" in entry and (not _is_number(target) or not 0 <= target <= 1):
+            raise self.fail(f"{label} target", target, "a number in 0..1")
+        if "pattern" in entry and not _matches(_PATTERN, pattern):
+            raise self.fail(f"{label} pattern", pattern, "N:M")
+        if "digest" in entry and not _matches(_DIGEST, digest):
+            raise self.fail(f"{label} digest", digest, "sha256: and 64 hex digits")
+        return Level(
+            name=name,
+            nonzero=self.integer(f"{label} nonzero", entry["nonzero"], 0),
+            target=None if target is None else float(target),
+            pattern=pattern,
+            digest=digest,
+            metrics=self.metrics(f"{label} metrics", entry.get("metrics", {})),
+        )
+
+    def nested(self, value: Any, levels: int) -> dict[str, tuple[int, ...]]:
+        if not isinstance(value, dict):
+            raise self.fail("nested", value, "an object")
+        for name, counts in value.items():
+            if (
+                not isinstance(counts, list)
+                or len(counts) != levels
+                or not all(type(n) is int and n >= 0 for n in counts)
+                or sorted(counts) != counts
+            ):
+                raise self.fail(f"nested {name!r}", counts, f"{levels} non-decreasing counts")
+        return {name: tuple(counts) for name, counts in value.items()}
+
+    def names(self, value: Any) -> tuple[str, ...]:
+        if (
+            not isinstance(value, list)
+            or not all(isinstance(name, str) for name in value)
+            or sorted(set(value)) != value
+        ):
+            raise self.fail("per_level", value, "sorted, distinct tensor names")
+        return tuple(value)
+
+    def checksums(self, value: Any) -> dict[str, str]:
+        if not isinstance(value, dict):
+            raise self.fail("checksums", value, "an object")
+        for name, checksum in value.items():
+            if not _matches(_CHECKSUM, checksum):
+                raise self.fail(f"checksum of {name!r}", checksum, "xxh3: and 16 hex digits")
+        return value
+
+    def dense(self, value: Any) -> dict[str, float]:
+        if not isinstance(value, dict):
+            raise self.fail("dense", value, "an object")
+        return self.metrics("dense metrics", value.get("metrics", {}))
+
+    def shard(self, value: Any) -> tuple[int, int] | None:
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self.fail("shard", value, "an object")
+        of = self.integer("shard of", value.get("of"), 1)
+        return self.integer("shard number", value.get("number"), 1, of), of
+
+    def metrics(self, label: str, value: Any) -> dict[str, float]:
+        if not isinstance(value, dict) or not all(_is_number(n) for n in value.values()):
+            raise self.fail(label, value, "an object of numbers")
+        return value
+
+    def integer(self, label: str, value: Any, low: int, high: int | None = None) -> int:
+        if type(value) is not int or value < low or (high is not None and value > high):
+            bound = f"{low}.." if high is None else f"{low}..{high}"
+            raise self.fail(label, value, f"an integer in {bound}")
+        return value
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is int or (type(value) is float and math.isfinite(value))
+
+
+def _matches(pattern: re.Pattern[str], value: Any) -> bool:
+    return isinstance(value, str) and pattern.fullmatch(value) is not None
+
+
+def _brief(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
