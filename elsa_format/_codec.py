@@ -1,0 +1,114 @@
+"""Counters in the low bits of arrays (spec §4). All arithmetic is on bit patterns."""
+
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elsa_format import _kernels
+from elsa_format._dtypes import Dtype, of_array
+from elsa_format._errors import BitsTooWide, CounterOutOfRange, FormatError, NonFinite, ZeroFrozen
+from elsa_format._profile import MAX_BITS
+
+Rounding = Literal["nearest", "overwrite"]
+
+
+def words_of(array: NDArray[Any], dtype: Dtype) -> NDArray[Any]:
+    """The elements' bit patterns, flat; shares memory with a contiguous array."""
+    return np.ascontiguousarray(array).reshape(-1).view(dtype.words)
+
+
+def nestable_dtype(array: NDArray[Any], bits: int) -> Dtype:
+    """The dtype of an array that can carry counters of this many bits."""
+    dtype = of_array(array.dtype)
+    check_bits(dtype, bits)
+    return dtype
+
+
+def check_bits(dtype: Dtype, bits: int, where: str = "") -> None:
+    """Refuse counters that the dtype cannot carry."""
+    prefix = f"{where}: " if where else ""
+    if not 1 <= bits <= MAX_BITS:
+        raise BitsTooWide(f"{prefix}{bits}-bit counters, expected 1..{MAX_BITS} bits")
+    if bits > dtype.mantissa:
+        raise BitsTooWide(
+            f"{prefix}{bits}-bit counters do not fit {dtype.name}, "
+            f"which has {dtype.mantissa} mantissa bits"
+        )
+
+
+def read_counters(weights: NDArray[Any], bits: int) -> NDArray[np.uint8]:
+    """The counter of each weight: its freeze step, or 0 for dense-only weights.
+
+    >>> read_counters(np.array([1.0, 1.0000001], np.float32), bits=2).tolist()
+    [0, 1]
+    """
+    dtype = nestable_dtype(weights, bits)
+    low = words_of(weights, dtype) & dtype.words.type((1 << bits) - 1)
+    return low.astype(np.uint8).reshape(weights.shape)
+
+
+def mask_level(weights: NDArray[Any], bits: int, level: int) -> NDArray[Any]:
+    """The weights of one level: 0 < counter ≤ level, bits untouched, the rest +0.
+
+    >>> weights = embed_counters(np.array([1.0, 2.0, 3.0], np.float32), np.array([1, 0, 2]), bits=2)
+    >>> mask_level(weights, bits=2, level=1).nonzero()[0].tolist()
+    [0]
+    """
+    dtype = nestable_dtype(weights, bits)
+    result = np.empty(weights.shape, weights.dtype)
+    _kernels.mask(words_of(weights, dtype), words_of(result, dtype), bits, level)
+    return result
+
+
+def embed_counters(
+    weights: NDArray[Any], counters: NDArray[Any], bits: int, *, rounding: Rounding = "nearest"
+) -> NDArray[Any]:
+    """Weights that carry the counters.
+
+    `nearest` moves each weight to the closest value with its counter; `overwrite` replaces the low
+    bits, as the paper does.
+
+    >>> embed_counters(np.array([0.1, -0.2], np.float32), np.array([1, 3]), bits=2).view(np.uint32) & 3
+    array([1, 3], dtype=uint32)
+    """
+    dtype = nestable_dtype(weights, bits)
+    if counters.shape != weights.shape:
+        raise ValueError(f"counters of shape {counters.shape} for weights of shape {weights.shape}")
+    if counters.size and not 0 <= counters.min() <= counters.max() < 1 << bits:
+        raise CounterOutOfRange(f"counters {counters.min()}..{counters.max()} in {bits} bits")
+    source = words_of(weights, dtype)
+    steps = np.ascontiguousarray(counters, np.uint8).reshape(-1)
+    refuse_unpackable(source, steps, dtype, (1 << bits) - 1, "weights")
+    result = np.empty(weights.shape, weights.dtype)
+    _kernels.embed(
+        source, steps, words_of(result, dtype), bits, dtype.infinity, rounding == "nearest"
+    )
+    return result
+
+
+def refuse_unpackable(
+    words: NDArray[Any],
+    counters: NDArray[np.uint8] | None,
+    dtype: Dtype,
+    levels: int,
+    where: str,
+    *,
+    first: int = 0,
+) -> None:
+    """Raise for the first weight that cannot be stored; `first` is its offset in the tensor."""
+    at = _kernels.find_unpackable(words, counters, dtype.infinity, levels)
+    if at < 0:
+        return
+    assert dtype.numpy is not None
+    value = words[at : at + 1].view(dtype.numpy)[0]
+    magnitude = int(words[at]) & (2 ** (dtype.size - 1) - 1)
+    kind: type[FormatError]
+    if magnitude >= dtype.infinity:
+        kind, problem = NonFinite, f"is {value}, which cannot carry a counter"
+    elif counters is not None and counters[at] > levels:
+        kind, problem = CounterOutOfRange, f"has counter {counters[at]}, expected 0..{levels}"
+    else:
+        counter = 0 if counters is None else counters[at]
+        kind, problem = ZeroFrozen, f"is zero but has counter {counter}"
+    raise kind(f"{where}: weight {first + at} {problem}")
