@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 Words = NDArray[np.unsignedinteger[Any]]
 Indices = NDArray[np.signedinteger[Any]]
 
+_MAX_SIZE = (1 << 63) - 1
 _BLOCK = 1 << 15  # words; a multiple of 8, so that a block starts on a whole byte of the bitmask
 _WORDS = tuple(np.dtype(t) for t in (np.uint16, np.uint32, np.uint64))
 _INDICES = tuple(np.dtype(t) for t in (np.int32, np.int64))
@@ -209,7 +210,7 @@ def find_unpackable(src: Words, counters: NDArray[np.uint8] | None, inf: int, le
             bad |= (counter > levels) | ((counter > 0) & (key == 0))
         first = int(bad.argmax())
         if bad[first]:
-            return part.start + first
+            return int(part.start) + first
     return -1
 
 
@@ -295,9 +296,6 @@ def _share_ties(
         counters[given] = level + 1
         ties[level : tied[-1] + 1] -= given.size
         places = places[given.size :]
-
-
-_MAX_SIZE = (1 << 63) - 1
 
 
 def _blocks(size: int) -> Iterator[slice]:
