@@ -1,34 +1,17 @@
 """The identity of an extracted level, the same in every layout (spec §7)."""
 
 import hashlib
-import os
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from elsa_format import _kernels
+from elsa_format._dtypes import of_array
 from elsa_format._header import TensorInfo
 from elsa_format._json import dump
-
-
-@cache
-def workers() -> ThreadPoolExecutor:
-    """Threads for loops that release the GIL: hashing, kernels, file reads."""
-    return ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="elsa")
-
-
-def each(function: Callable[[Any], object], items: Sequence[Any], *, parallel: bool) -> None:
-    """Call the function on every item, in threads where it pays."""
-    if parallel and len(items) > 1 and (os.cpu_count() or 1) > 1:
-        for _ in workers().map(function, items):
-            pass
-    else:
-        for item in items:
-            function(item)
+from elsa_format._parallel import each
 
 
 class _LevelHash:
@@ -36,7 +19,6 @@ class _LevelHash:
 
     def __init__(self, level: int) -> None:
         self.level = level
-        self.kept = 0
         self.mask = hashlib.sha256()
         self.values = hashlib.sha256()
         self._bitmask = np.empty(0, np.uint8)
@@ -51,47 +33,42 @@ class _LevelHash:
         kept = _kernels.compact(words, bits, self.level, bitmask, values)
         self.mask.update(bitmask)
         self.values.update(values[:kept])
-        self.kept += kept
 
 
 class LevelDigests:
-    """Digests of all levels of a network, from its tensors in any order."""
+    """Digests of all levels of a network, from its tensors in any order, even interleaved."""
 
     def __init__(self, bits: int, levels: int) -> None:
         self.bits = bits
         self._lines: list[dict[str, str]] = [{} for _ in range(levels)]
-        self._open: list[_LevelHash] = []
-        self._plain = hashlib.sha256()
+        self._plain: dict[str, Any] = {}
+        self._nested: dict[str, list[_LevelHash]] = {}
 
-    def begin(self) -> None:
-        """Start a tensor."""
-        self._plain = hashlib.sha256()
-        self._open = []
-
-    def update_plain(self, block: NDArray[np.uint8]) -> None:
+    def update_plain(self, name: str, block: NDArray[np.uint8]) -> None:
         """Take the next bytes of a tensor without counters."""
-        self._plain.update(block)
+        self._plain.setdefault(name, hashlib.sha256()).update(block)
 
-    def update_nested(self, words: NDArray[Any]) -> None:
+    def update_nested(self, name: str, words: NDArray[Any]) -> None:
         """Take the next weights of a nested tensor; all blocks but the last hold a multiple of 8."""
-        if not self._open:
-            self._open = [_LevelHash(t) for t in range(1, len(self._lines) + 1)]
-        each(lambda level: level.update(words, self.bits), self._open, parallel=words.size > 1 << 15)
+        hashes = self._nested.get(name)
+        if hashes is None:
+            hashes = self._nested[name] = [_LevelHash(t + 1) for t in range(len(self._lines))]
+        each(lambda level: level.update(words, self.bits), hashes, parallel=words.size > 1 << 15)
 
     def end_plain(self, info: TensorInfo, name: str, levels: Iterable[int]) -> None:
-        """Finish a tensor that the given levels share under `name`."""
-        line = digest_line(name, info, self._plain.hexdigest())
+        """Finish a tensor that the given levels hold under `name`."""
+        content = self._plain.pop(info.name, None) or hashlib.sha256()
+        line = digest_line(name, info, content.hexdigest())
         for level in levels:
             self._lines[level - 1][name] = line
 
     def end_nested(self, info: TensorInfo) -> None:
         """Finish a nested tensor."""
-        empty = hashlib.sha256().hexdigest()
-        for t, lines in enumerate(self._lines):
-            hashes = (empty, empty)
-            if self._open:
-                hashes = (self._open[t].mask.hexdigest(), self._open[t].values.hexdigest())
-            lines[info.name] = digest_line(info.name, info, *hashes)
+        hashes = self._nested.pop(info.name, None) or [_LevelHash(0)] * len(self._lines)
+        for level, lines in zip(hashes, self._lines, strict=True):
+            lines[info.name] = digest_line(
+                info.name, info, level.mask.hexdigest(), level.values.hexdigest()
+            )
 
     def result(self) -> list[str]:
         """The digest of each level."""
@@ -110,3 +87,22 @@ def digest_of_lines(lines: dict[str, str]) -> str:
     for name in sorted(lines, key=lambda name: name.encode("utf-8")):
         total.update(lines[name].encode("utf-8"))
     return f"sha256:{total.hexdigest()}"
+
+
+def level_digest(tensors: Mapping[str, NDArray[Any]], nested: Iterable[str]) -> str:
+    """The digest of a level given as dense arrays; `nested` names those that carry counters.
+
+    >>> level_digest({"bias": np.zeros(2, np.float32)}, nested=[])[:20]
+    'sha256:89ba38ebf7ee2'
+    """
+    lines, nested = {}, set(nested)
+    for name, array in tensors.items():
+        info = TensorInfo(name, of_array(array.dtype), array.shape)
+        flat = np.ascontiguousarray(array).reshape(-1)
+        contents: list[Any] = [flat.view(np.uint8)]
+        if name in nested:
+            words = flat.view(info.dtype.words)
+            contents = [np.packbits(words != 0, bitorder="little"), words[words != 0]]
+        hashes = [hashlib.sha256(content).hexdigest() for content in contents]
+        lines[name] = digest_line(name, info, *hashes)
+    return digest_of_lines(lines)

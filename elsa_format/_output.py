@@ -14,6 +14,8 @@ from elsa_format._errors import OutputExists
 Target = str | os.PathLike[str] | IO[bytes]
 """A path, or a writable binary stream such as sys.stdout.buffer."""
 
+_OPEN_FILES = "/proc/self/fd"
+
 
 class Output(Protocol):
     """A place to write bytes at positions; nothing counts before `commit`."""
@@ -42,7 +44,7 @@ class AtomicFile:
 
     def _open(self) -> int:
         folder = self.path.parent
-        if hasattr(os, "O_TMPFILE"):
+        if hasattr(os, "O_TMPFILE") and os.path.exists(_OPEN_FILES):
             with contextlib.suppress(OSError):  # not every file system can
                 return os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o666)
         self._temporary = self._unused_name()
@@ -79,18 +81,18 @@ class AtomicFile:
                 os.close(folder)
 
     def _link(self) -> None:
-        unnamed = f"/proc/self/fd/{self.fd}"
+        unnamed = f"{_OPEN_FILES}/{self.fd}"
         if self.force:
             # A link cannot replace a file; a rename can, so the file gets a name for an instant.
             name = self._unused_name()
-            os.link(unnamed, name, follow_symlinks=True)
+            _link(unnamed, name)
             os.replace(name, self.path)
         else:
             self._claim(unnamed)
 
     def _claim(self, source: str | Path) -> None:
         try:
-            os.link(source, self.path, follow_symlinks=True)
+            _link(source, self.path)
         except FileExistsError:
             raise OutputExists(f"{self.path.name}: exists already; --force replaces it") from None
 
@@ -102,6 +104,15 @@ class AtomicFile:
         if self._temporary is not None:
             self._temporary.unlink(missing_ok=True)
             self._temporary = None
+
+
+def _link(source: str | Path, path: Path) -> None:
+    # Only with a directory does Python call linkat, which follows the link to the unnamed file.
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.link(source, path.name, dst_dir_fd=folder, follow_symlinks=True)
+    finally:
+        os.close(folder)
 
 
 class Pipe:

@@ -1,0 +1,235 @@
+"""How a level's nested tensors are stored once extracted: dense, bitmask or CSR (spec §9).
+
+An encoder turns the blocks of one tensor into the bytes of its parts; a part is a tensor of the
+level file. The sparse classes are what `load(level, layout=...)` returns.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elsa_format import _kernels
+from elsa_format._dtypes import DTYPES, Dtype
+from elsa_format._errors import CountMismatch, InvalidLayout
+from elsa_format._header import TensorInfo
+from elsa_format._profile import RESERVED
+
+Layout = Literal["dense", "bitmask", "csr"]
+LAYOUTS: tuple[Layout, ...] = get_args(Layout)
+
+Piece = tuple[str, NDArray[Any]]
+"""A part's name and the next of its content."""
+
+
+def part_name(part: str, name: str) -> str:
+    """The stored name of one part of a tensor."""
+    return f"{RESERVED}{part}.{name}"
+
+
+def parts(layout: Layout, name: str, dtype: Dtype, shape: tuple[int, ...], kept: int) -> list[TensorInfo]:
+    """The tensors a nested tensor becomes in a layout."""
+    if layout == "dense":
+        return [TensorInfo(name, dtype, shape)]
+    values = TensorInfo(part_name("values", name), dtype, (kept,))
+    if layout == "bitmask":
+        mask_bytes = -(-math.prod(shape) // 8)
+        return [TensorInfo(part_name("bitmask", name), DTYPES["U8"], (mask_bytes,)), values]
+    rows, cols = matrix_shape(shape)
+    index = index_dtype(kept, cols)
+    return [
+        TensorInfo(part_name("indptr", name), index, (rows + 1,)),
+        TensorInfo(part_name("indices", name), index, (kept,)),
+        values,
+    ]
+
+
+def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
+    """The matrix a tensor is stored as in CSR: first dimension × the rest.
+
+    >>> matrix_shape((64, 3, 7, 7)), matrix_shape((10,)), matrix_shape(())
+    ((64, 147), (1, 10), (1, 1))
+    """
+    if len(shape) < 2:
+        return 1, math.prod(shape)
+    return shape[0], math.prod(shape[1:])
+
+
+def index_dtype(kept: int, cols: int) -> Dtype:
+    """I32 wherever it suffices: half the size, and what scipy prefers."""
+    return DTYPES["I32" if max(kept, cols) <= 2**31 - 1 else "I64"]
+
+
+class Encoder(Protocol):
+    """Encodes one nested tensor block by block."""
+
+    def encode(self, words: NDArray[Any]) -> Iterator[Piece]: ...
+    def finish(self) -> Iterator[Piece]: ...
+
+
+class _SparseEncoder:
+    """Buffers, and the comparison of kept weights with the profile's count."""
+
+    def __init__(self, info: TensorInfo, bits: int, level: int, expected: int, where: str) -> None:
+        self.name, self.bits, self.level = info.name, bits, level
+        self.expected, self.where = expected, where
+        self.kept = 0
+        self._scratch: dict[str, NDArray[Any]] = {}
+
+    def buffer(self, part: str, size: int, dtype: Any) -> NDArray[Any]:
+        """Scratch memory that is reused from block to block."""
+        held = self._scratch.get(part)
+        if held is None or held.size < size:
+            held = self._scratch[part] = np.empty(size, dtype)
+        return held[:size]
+
+    def count(self, more: int) -> None:
+        self.kept += more
+        if self.kept > self.expected:
+            self.mismatch("at least ")
+
+    def finish(self) -> Iterator[Piece]:
+        if self.kept != self.expected:
+            self.mismatch("")
+        return iter(())
+
+    def mismatch(self, qualifier: str) -> None:
+        raise CountMismatch(
+            f"{self.where}: tensor {self.name!r}: level {self.level} keeps {qualifier}{self.kept} "
+            f"weights, expected {self.expected}"
+        )
+
+
+class DenseEncoder(_SparseEncoder):
+    """Zeroes in place what the level does not keep."""
+
+    def encode(self, words: NDArray[Any]) -> Iterator[Piece]:
+        _kernels.mask(words, words, self.bits, self.level)
+        yield self.name, words
+
+    def finish(self) -> Iterator[Piece]:
+        return iter(())
+
+
+class BitmaskEncoder(_SparseEncoder):
+    """One bit per weight, then the kept values."""
+
+    def encode(self, words: NDArray[Any]) -> Iterator[Piece]:
+        bitmask = self.buffer("bitmask", -(-words.size // 8), np.uint8)
+        values = self.buffer("values", words.size, words.dtype)
+        kept = _kernels.compact(words, self.bits, self.level, bitmask, values)
+        self.count(kept)
+        yield part_name("bitmask", self.name), bitmask
+        yield part_name("values", self.name), values[:kept]
+
+
+class CsrEncoder(_SparseEncoder):
+    """Row ends, column numbers, values."""
+
+    def __init__(self, info: TensorInfo, bits: int, level: int, expected: int, where: str) -> None:
+        super().__init__(info, bits, level, expected, where)
+        self.rows, self.cols = matrix_shape(info.shape)
+        self.index = index_dtype(expected, self.cols).numpy
+        self.position = 0
+        self.started = False
+
+    def encode(self, words: NDArray[Any]) -> Iterator[Piece]:
+        yield from self._start()
+        row, column = divmod(self.position, self.cols)
+        ended = (self.position + words.size) // self.cols - row
+        indptr = self.buffer("indptr", ended + 1, self.index)
+        indices = self.buffer("indices", words.size, self.index)
+        values = self.buffer("values", words.size, words.dtype)
+        # Rows are counted from the one this block starts in, so that memory does not grow with rows.
+        kept = _kernels.csr(
+            words, self.bits, self.level, column, self.cols, self.kept, indptr, indices, values
+        )
+        self.count(kept)
+        self.position += words.size
+        yield part_name("indptr", self.name), indptr[1:]
+        yield part_name("indices", self.name), indices[:kept]
+        yield part_name("values", self.name), values[:kept]
+
+    def finish(self) -> Iterator[Piece]:
+        yield from self._start()
+        if not self.cols and self.rows:
+            yield part_name("indptr", self.name), np.zeros(self.rows, self.index)
+        yield from super().finish()
+
+    def _start(self) -> Iterator[Piece]:
+        if not self.started:
+            self.started = True
+            yield part_name("indptr", self.name), np.zeros(1, self.index)
+
+
+ENCODERS: Mapping[Layout, type[_SparseEncoder]] = {
+    "dense": DenseEncoder,
+    "bitmask": BitmaskEncoder,
+    "csr": CsrEncoder,
+}
+
+
+def encoder(
+    layout: Layout, info: TensorInfo, bits: int, level: int, expected: int, where: str
+) -> Encoder:
+    """The encoder of a layout for one tensor that keeps `expected` weights."""
+    made: Encoder = ENCODERS[layout](info, bits, level, expected, where)  # type: ignore[assignment]
+    return made
+
+
+@dataclass(frozen=True)
+class Bitmask:
+    """A sparse tensor as one bit per element (least significant first) and the kept values."""
+
+    bitmask: NDArray[np.uint8]
+    values: NDArray[Any]
+    shape: tuple[int, ...]
+
+    def to_dense(self) -> NDArray[Any]:
+        """The tensor with zeros; raises InvalidLayout if bits and values disagree."""
+        dense = np.empty(self.shape, self.values.dtype)
+        words = np.dtype(f"<u{dense.itemsize}")
+        try:
+            used = _kernels.expand(self.bitmask, self.values.view(words), dense.reshape(-1).view(words))
+        except ValueError as error:
+            raise InvalidLayout(f"bitmask: {error}") from None
+        if used != self.values.size:
+            raise InvalidLayout(f"bitmask: {used} bits set for {self.values.size} values")
+        spare = dense.size % 8
+        if spare and self.bitmask[-1] >> spare:
+            raise InvalidLayout("bitmask: bits are set past the last element")
+        return dense
+
+
+@dataclass(frozen=True)
+class Csr:
+    """A sparse tensor as rows; `scipy.sparse.csr_array((data, indices, indptr), matrix_shape)`."""
+
+    data: NDArray[Any]
+    indices: NDArray[Any]
+    indptr: NDArray[Any]
+    shape: tuple[int, ...]
+
+    @property
+    def matrix_shape(self) -> tuple[int, int]:
+        """Rows and columns: the first dimension × the rest."""
+        return matrix_shape(self.shape)
+
+    def to_dense(self) -> NDArray[Any]:
+        """The tensor with zeros; raises InvalidLayout if the indices are not those of a CSR matrix."""
+        dense = np.empty(self.shape, self.data.dtype)
+        words = np.dtype(f"<u{dense.itemsize}")
+        try:
+            _kernels.expand_csr(
+                self.indptr,
+                self.indices,
+                self.data.view(words),
+                self.matrix_shape[1],
+                dense.reshape(-1).view(words),
+            )
+        except ValueError as error:
+            raise InvalidLayout(f"csr: {error}") from None
+        return dense

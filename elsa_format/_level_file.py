@@ -1,0 +1,138 @@
+"""Level files: one extracted level as a plain safetensors file (spec §9)."""
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elsa_format._digest import level_digest
+from elsa_format._dtypes import DTYPES, Dtype
+from elsa_format._errors import DigestMismatch, InvalidLayout
+from elsa_format._header import Header, TensorInfo, read_header
+from elsa_format._json import dump, parse_document
+from elsa_format._layouts import LAYOUTS, Bitmask, Csr, Layout, part_name, parts
+from elsa_format._profile import RESERVED, Profile
+from elsa_format._stream import BlockReader, Source, as_array, open_source
+
+KEY = "elsa_level"
+
+
+@dataclass(frozen=True)
+class LevelFile:
+    """What a level file says about itself."""
+
+    level: int
+    name: str
+    layout: Layout
+    digest: str | None
+    tensors: dict[str, tuple[Dtype, tuple[int, ...]]]
+    """The nested tensors: dtype and shape."""
+
+
+def describe(profile: Profile, level: int, layout: Layout, nested: dict[str, TensorInfo]) -> str:
+    """The metadata entry of a level file."""
+    entry = profile.levels[level - 1]
+    document: dict[str, Any] = {
+        "version": "1.0",
+        "level": level,
+        "name": entry.name,
+        "layout": layout,
+    }
+    if entry.digest and profile.shard is None:
+        document["digest"] = entry.digest
+    document["tensors"] = {
+        name: {"dtype": info.dtype.name, "shape": info.shape}
+        for name, info in sorted(nested.items())
+    }
+    return dump(dict(sorted(document.items())))
+
+
+def parse(header: Header, where: str) -> LevelFile | None:
+    """The description in a header, checked against the tensors; None for other files."""
+    text = header.metadata.get(KEY)
+    if text is None:
+        return None
+    document = parse_document(text, f"{where}: {KEY}")
+    layout, entries = document.get("layout"), document.get("tensors", {})
+    level, name, digest = document.get("level"), document.get("name"), document.get("digest")
+    if layout not in LAYOUTS or type(level) is not int or not isinstance(name, str):
+        raise InvalidLayout(f"{where}: {KEY} needs a level, a name and a layout of {LAYOUTS}")
+    if digest is not None and not isinstance(digest, str):
+        raise InvalidLayout(f"{where}: {KEY}: digest is not a string")
+    if not isinstance(entries, dict):
+        raise InvalidLayout(f"{where}: {KEY}: tensors is not an object")
+    tensors = {key: _entry(key, entry, where) for key, entry in entries.items()}
+    expected = set()
+    for key, (dtype, shape) in tensors.items():
+        values = header.tensors.get(part_name("values", key))
+        kept = values.elements if values else 0
+        for info in parts(layout, key, dtype, shape, kept):
+            found = header.tensors.get(info.name)
+            if found is None or (found.dtype, found.shape) != (info.dtype, info.shape):
+                raise InvalidLayout(
+                    f"{where}: tensor {key!r}: part {info.name!r} is missing or has another shape"
+                )
+            expected.add(info.name)
+    for stored in header.tensors:
+        if stored not in expected and (stored.startswith(RESERVED) or stored in tensors):
+            raise InvalidLayout(f"{where}: tensor {stored!r} is not part of a sparse tensor")
+    return LevelFile(level, name, layout, digest, tensors)
+
+
+def _entry(name: str, entry: Any, where: str) -> tuple[Dtype, tuple[int, ...]]:
+    dtype = DTYPES.get(entry.get("dtype")) if isinstance(entry, dict) else None
+    shape = entry.get("shape") if dtype else None
+    if (
+        dtype is None
+        or not dtype.nestable
+        or not isinstance(shape, list)
+        or not all(type(n) is int and n >= 0 for n in shape)
+    ):
+        raise InvalidLayout(f"{where}: tensor {name!r}: expected a floating dtype and a shape")
+    return dtype, tuple(shape)
+
+
+def load_level(source: Source, *, verify: bool = True) -> dict[str, NDArray[Any]]:
+    """A level that `extract` wrote, in whatever layout, as dense arrays; its digest is verified."""
+    with open_source(source) as opened:
+        header = read_header(opened.stream, opened.name)
+        described = parse(header, opened.name)
+        reader = BlockReader(opened, header, None)
+        stored = {}
+        for info in header.tensors.values():
+            flat, position = np.empty(info.nbytes, np.uint8), 0
+            for block in reader.blocks(info):
+                flat[position : position + block.size] = block
+                position += block.size
+            stored[info.name] = as_array(flat, info, opened.name)
+        reader.finish()
+    if described is None:
+        return stored
+    result = {name: a for name, a in stored.items() if not name.startswith(RESERVED)}
+    for name, (_, shape) in described.tensors.items():
+        try:
+            result[name] = _to_dense(name, described.layout, stored, shape)
+        except InvalidLayout as error:
+            raise InvalidLayout(f"{opened.name}: tensor {name!r}: {error}") from None
+    if verify and described.digest is not None and described.tensors:
+        found = level_digest(result, described.tensors)
+        if found != described.digest:
+            raise DigestMismatch(
+                f"{opened.name}: level {described.level}: digest {found}, expected {described.digest}"
+            )
+    return result
+
+
+def _to_dense(
+    name: str, layout: Layout, stored: dict[str, NDArray[Any]], shape: tuple[int, ...]
+) -> NDArray[Any]:
+    def part(kind: str) -> NDArray[Any]:
+        return stored[part_name(kind, name)]
+
+    if layout == "bitmask":
+        return Bitmask(part("bitmask"), part("values"), shape).to_dense()
+    if layout == "csr":
+        return Csr(part("values"), part("indices"), part("indptr"), shape).to_dense()
+    return stored[name]

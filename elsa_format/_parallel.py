@@ -1,0 +1,24 @@
+"""Threads for loops that release the GIL: hashing, kernels, file reads."""
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="elsa")
+
+
+def each(function: Callable[[T], object], items: Sequence[T], *, parallel: bool) -> None:
+    """Call the function on every item, in threads if asked; the first error is raised."""
+    if parallel and len(items) > 1 and (os.cpu_count() or 1) > 1:
+        for _ in _pool().map(function, items):
+            pass
+    else:
+        for item in items:
+            function(item)

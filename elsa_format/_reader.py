@@ -1,0 +1,202 @@
+"""Open an ELSA file and read what is asked for, no more (spec §8.2)."""
+
+import os
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType, TracebackType
+from typing import IO, Any, Self, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elsa_format import _kernels, _profile
+from elsa_format._errors import ElsaError
+from elsa_format._extract import level_size
+from elsa_format._header import TensorInfo, read_header
+from elsa_format._layouts import Bitmask, Csr, Layout, encoder, part_name, parts
+from elsa_format._parallel import each
+from elsa_format._profile import Level, LevelLike, Profile
+from elsa_format._storage import Cursor, open_storage
+from elsa_format._stream import BLOCK, Checksum, as_array, check_size, plain_names
+
+Tensor = NDArray[Any] | Bitmask | Csr
+
+PARALLEL_FROM = 32 << 20
+"""Bytes from which threads repay their start."""
+
+
+def open(source: str | os.PathLike[str] | IO[bytes], *, verify: bool = True) -> "File":
+    """Open an ELSA file; only the header is read.
+
+    >>> with open("net.safetensors") as file:  # doctest: +SKIP
+    ...     weights = file.load(level=2)
+    """
+    return File(source, verify=verify)
+
+
+class File:
+    """An open ELSA file: header questions at once, tensors on request."""
+
+    def __init__(self, source: str | os.PathLike[str] | IO[bytes], *, verify: bool = True) -> None:
+        self._storage = open_storage(source)
+        try:
+            self.path = self._storage.name
+            self._header = read_header(Cursor(self._storage), self.path)
+            self.profile: Profile = _profile.parse(self._header, self.path)
+            check_size(self._header, self._storage.size, self.path)
+        except BaseException:
+            self._storage.close()
+            raise
+        self._checked = self.profile if verify else None
+
+    @property
+    def bits(self) -> int:
+        """τ, the number of counter bits."""
+        return self.profile.bits
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """The nested networks, sparsest first; level t is `levels[t - 1]`."""
+        return self.profile.levels
+
+    @property
+    def nested(self) -> Mapping[str, tuple[int, ...]]:
+        """Kept weights of every nested tensor at each level."""
+        return MappingProxyType(dict(self.profile.nested))
+
+    @property
+    def per_level(self) -> tuple[str, ...]:
+        """Tensors with a variant for each level."""
+        return self.profile.per_level
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """The network's tensors, in stored order."""
+        return {name: self._header.tensors[name] for name in plain_names(self._header)}
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """The file's metadata other than the profile."""
+        return {k: v for k, v in self._header.metadata.items() if k != _profile.KEY}
+
+    @property
+    def nested_weights(self) -> int:
+        """Number of weights that carry counters."""
+        return sum(self._header.tensors[name].elements for name in self.profile.nested)
+
+    def sparsity(self, level: LevelLike) -> float:
+        """The fraction of nested weights that a level zeroes."""
+        number = self.profile.level_number(level, self.path)
+        total = self.nested_weights
+        kept = total if number is None else self.levels[number - 1].nonzero
+        return 1 - kept / total if total else 0.0
+
+    def size(self, level: LevelLike, layout: Layout = "dense") -> int:
+        """Bytes of the file that extracting the level would give, from the header alone."""
+        number = self.profile.level_number(level, self.path)
+        return level_size(self._header, self.profile, number, layout)
+
+    def tensor(self, name: str, level: LevelLike = "dense") -> NDArray[Any]:
+        """One tensor of a level, without reading the others."""
+        number = self.profile.level_number(level, self.path)
+        return self._dense(self._info(name, number), number)
+
+    @overload
+    def load(self, level: LevelLike = "dense") -> dict[str, NDArray[Any]]: ...
+    @overload
+    def load(self, level: LevelLike = "dense", layout: Layout = ...) -> dict[str, Any]: ...
+
+    def load(self, level: LevelLike = "dense", layout: Layout = "dense") -> dict[str, Any]:
+        """All tensors of a level; nested ones as `Bitmask` or `Csr` if a sparse layout is asked for."""
+        number = self.profile.level_number(level, self.path)
+        names = plain_names(self._header)
+        loaded: dict[str, Any] = dict.fromkeys(names)
+
+        def load_one(name: str) -> None:
+            info = self._info(name, number)
+            if layout == "dense" or number is None or name not in self.profile.nested:
+                loaded[name] = self._dense(info, number)
+            else:
+                loaded[name] = self._sparse(info, number, layout)
+
+        by_size = sorted(names, key=lambda name: -self._header.tensors[name].nbytes)
+        each(load_one, by_size, parallel=self._header.data_size >= PARALLEL_FROM)
+        return loaded
+
+    def _info(self, name: str, level: int | None) -> TensorInfo:
+        if name not in self._header.tensors or name.startswith(_profile.RESERVED):
+            raise KeyError(name)
+        return self._header.tensors[self.profile.stored_name(name, level)]
+
+    def _dense(self, info: TensorInfo, level: int | None) -> NDArray[Any]:
+        flat = np.empty(info.nbytes, np.uint8)
+        masked = level is not None and info.name in self.profile.nested
+        for block in self._blocks(info, flat):
+            if masked and level is not None:
+                words = block.view(info.dtype.words)
+                _kernels.mask(words, words, self.bits, level)
+        return as_array(flat, info, self.path)
+
+    def _sparse(self, info: TensorInfo, level: int, layout: Layout) -> Bitmask | Csr:
+        assert info.dtype.numpy is not None
+        kept = self.profile.nested[info.name][level - 1]
+        filled = {
+            part.name: np.empty(part.elements, part.dtype.numpy)
+            for part in parts(layout, info.name, info.dtype, info.shape, kept)
+        }
+        positions = dict.fromkeys(filled, 0)
+
+        def take(name: str, piece: NDArray[Any]) -> None:
+            start = positions[name]
+            positions[name] = start + piece.size
+            filled[name].view(piece.dtype)[start : positions[name]] = piece
+
+        encode = encoder(layout, info, self.bits, level, kept, self.path)
+        for block in self._blocks(info, np.empty(min(info.nbytes, BLOCK), np.uint8)):
+            for name, piece in encode.encode(block.view(info.dtype.words)):
+                take(name, piece)
+        for name, piece in encode.finish():
+            take(name, piece)
+        part = {kind: filled.get(part_name(kind, info.name)) for kind in _PARTS}
+        values = part["values"]
+        assert values is not None
+        if part["bitmask"] is not None:
+            return Bitmask(part["bitmask"], values, info.shape)
+        assert part["indices"] is not None and part["indptr"] is not None
+        return Csr(values, part["indices"], part["indptr"], info.shape)
+
+    def _blocks(self, info: TensorInfo, into: NDArray[np.uint8]) -> Iterator[NDArray[np.uint8]]:
+        """Read a tensor in cache-sized blocks, along `into` or, if that is smaller, over it."""
+        checksum = Checksum(self._checked, info.name, self.path)
+        start = self._header.data_start + info.start
+        for position in range(0, info.nbytes, BLOCK):
+            size = min(BLOCK, info.nbytes - position)
+            at = position if into.size == info.nbytes else 0
+            block = into[at : at + size]
+            self._storage.read_into(start + position, memoryview(block))
+            checksum.update(block)
+            yield block
+        checksum.finish()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._storage.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        names = ", ".join(level.name for level in self.levels)
+        return f"<elsa_format.File {self.path!r}: levels {names}; {len(self.tensors)} tensors>"
+
+
+_PARTS = ("bitmask", "indptr", "indices", "values")
+
+__all__ = ["ElsaError", "File", "open"]

@@ -1,0 +1,125 @@
+"""Check everything the specification asks of a file (spec §8.4)."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elsa_format import _kernels
+from elsa_format._codec import refuse_unpackable
+from elsa_format._digest import LevelDigests
+from elsa_format._errors import CounterOutOfRange, CountMismatch, DigestMismatch, ProfileMismatch
+from elsa_format._header import Header, TensorInfo
+from elsa_format._profile import RESERVED, Profile, variant_name
+from elsa_format._stream import BlockReader, Progress, Source, ignore, open_source, read_profile
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was found to hold."""
+
+    path: str
+    levels: int
+    tensors: int
+    nested: int
+    checksums: int
+    """Tensors whose checksum was compared; the others have none."""
+    digests: int
+    """Levels whose digest was compared; the others have none."""
+
+
+def verify(source: Source, *, progress: Progress = ignore) -> Report:
+    """Read a whole file, from a path or a stream, and raise for the first thing that is wrong.
+
+    >>> verify("net.safetensors").levels  # doctest: +SKIP
+    3
+    """
+    with open_source(source) as opened:
+        header, profile = read_profile(opened)
+        _check_order(header, opened.name)
+        reader = BlockReader(opened, header, profile, progress=progress)
+        digests = LevelDigests(profile.bits, len(profile.levels))
+        checker = _Checker(profile, digests, opened.name)
+        for info in header.tensors.values():
+            checker.check(info, reader)
+        reader.finish()
+        compared = 0
+        if profile.shard is None:
+            for level, found in zip(profile.levels, digests.result(), strict=True):
+                if level.digest not in (None, found):
+                    raise DigestMismatch(
+                        f"{opened.name}: level {level.name!r}: digest {found}, expected {level.digest}"
+                    )
+                compared += level.digest is not None
+    return Report(
+        path=opened.name,
+        levels=len(profile.levels),
+        tensors=len(header.tensors),
+        nested=len(profile.nested),
+        checksums=len(profile.checksums),
+        digests=compared,
+    )
+
+
+def _check_order(header: Header, where: str) -> None:
+    """Variants come first, so that a device has them before the weights stream in."""
+    plain_seen = False
+    for name, info in header.tensors.items():
+        variant = name.startswith(RESERVED)
+        if variant and plain_seen and info.nbytes:
+            raise ProfileMismatch(f"{where}: tensor {name!r} is stored after tensors of all levels")
+        plain_seen |= not variant and info.nbytes > 0
+
+
+class _Checker:
+    """Checks tensors one after the other."""
+
+    def __init__(self, profile: Profile, digests: LevelDigests, where: str) -> None:
+        self.profile, self.digests, self.where = profile, digests, where
+        numbers = range(1, len(profile.levels) + 1)
+        self.all_levels = list(numbers)
+        self.variants = {variant_name(n, t): (n, t) for n in profile.per_level for t in numbers}
+
+    def check(self, info: TensorInfo, reader: BlockReader) -> None:
+        if info.name in self.profile.nested:
+            counts = np.zeros(1 << self.profile.bits, np.int64)
+            position = 0
+            for block in reader.blocks(info):
+                words = block.view(info.dtype.words)
+                self._check_words(info, words, counts, position)
+                self.digests.update_nested(info.name, words)
+                position += words.size
+            self._check_counts(info, counts)
+            self.digests.end_nested(info)
+            return
+        for block in reader.blocks(info):
+            self.digests.update_plain(info.name, block)
+        if info.name in self.variants:
+            plain, level = self.variants[info.name]
+            self.digests.end_plain(info, plain, [level])
+        elif info.name not in self.profile.per_level:
+            self.digests.end_plain(info, info.name, self.all_levels)
+
+    def _check_words(
+        self, info: TensorInfo, words: NDArray[Any], counts: NDArray[np.int64], position: int
+    ) -> None:
+        where, levels = f"{self.where}: tensor {info.name!r}", len(self.profile.levels)
+        found = _kernels.count(words, self.profile.bits)
+        counts += found
+        if found[levels + 1 :].any():
+            low = words & words.dtype.type((1 << self.profile.bits) - 1)
+            at = int((low > levels).argmax())
+            raise CounterOutOfRange(
+                f"{where}: weight {position + at} has counter {low[at]}, expected 0..{levels}"
+            )
+        refuse_unpackable(words, None, info.dtype, levels, where, first=position)
+
+    def _check_counts(self, info: TensorInfo, counts: NDArray[np.int64]) -> None:
+        found = tuple(int(n) for n in counts[1 : len(self.profile.levels) + 1].cumsum())
+        expected = self.profile.nested[info.name]
+        if found != expected:
+            raise CountMismatch(
+                f"{self.where}: tensor {info.name!r}: levels keep {list(found)}, "
+                f"expected {list(expected)}"
+            )

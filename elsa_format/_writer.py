@@ -1,0 +1,223 @@
+"""Write an ELSA file in one pass: data first, then the header that describes it (spec §8.1)."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from elsa_format import _kernels, _level_file
+from elsa_format._codec import check_bits, refuse_unpackable
+from elsa_format._digest import LevelDigests
+from elsa_format._dtypes import of_array
+from elsa_format._errors import CounterOutOfRange, InvalidProfile, TensorMismatch
+from elsa_format._header import LENGTH_BYTES, TensorInfo, lay_out, serialize
+from elsa_format._output import Output, Target, open_output
+from elsa_format._profile import KEY, RESERVED, ZEROS, Level, Profile, bits_for, variant_name
+from elsa_format._stream import BLOCK
+
+@dataclass(frozen=True)
+class LevelSpec:
+    """What a writer is told about a level; the rest is counted."""
+
+    name: str
+    target: float | None = None
+    pattern: str | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+class Writer:
+    """Places every tensor in advance, takes their bytes in any order, then writes the header.
+
+    The header has room reserved for its longest form: counts are known only after the data.
+    """
+
+    def __init__(
+        self,
+        output: Output,
+        tensors: Iterable[TensorInfo],
+        *,
+        bits: int,
+        levels: Sequence[LevelSpec],
+        nested: Iterable[str],
+        per_level: Iterable[str] = (),
+        metadata: Mapping[str, str] | None = None,
+        dense_metrics: Mapping[str, float] | None = None,
+        digests: bool = True,
+    ) -> None:
+        self.output, self.bits, self.levels = output, bits, tuple(levels)
+        self.metadata = {
+            k: v for k, v in (metadata or {}).items() if k not in (KEY, _level_file.KEY)
+        }
+        self.counts = {name: np.zeros(1 << bits, np.int64) for name in nested}
+        self.per_level = tuple(sorted(per_level))
+        self.dense_metrics = dense_metrics or {}
+        numbers = range(1, len(self.levels) + 1)
+        self._variants = {
+            variant_name(name, t): (name, t) for name in self.per_level for t in numbers
+        }
+        self.tensors = lay_out(tensors, first=self._variants)
+        self._positions = {name: info.start for name, info in self.tensors.items()}
+        self._hashes = {name: xxhash.xxh3_64() for name in self.tensors}
+        self._digests = LevelDigests(bits, len(self.levels)) if digests else None
+        self._reserved = 0
+        self._reserved = len(self._header(self._longest_profile()))
+
+    def append(self, name: str, data: NDArray[Any]) -> None:
+        """Store the next bytes of a tensor.
+
+        Blocks of a nested tensor hold, but for the last, a multiple of 8 elements.
+        """
+        info = self.tensors[name]
+        block = data.reshape(-1).view(np.uint8)
+        position = self._positions[name]
+        self._positions[name] = position + block.size
+        self.output.write_at(self._reserved + position, block)
+        self._hashes[name].update(block)
+        if name in self.counts:
+            words = block.view(info.dtype.words)
+            self.counts[name] += _kernels.count(words, self.bits)
+            if self._digests:
+                self._digests.update_nested(name, words)
+        elif self._digests:
+            self._digests.update_plain(name, block)
+        if self._positions[name] == info.stop:
+            self._end_tensor(name, info)
+
+    def _end_tensor(self, name: str, info: TensorInfo) -> None:
+        if self._digests is None:
+            return
+        if name in self.counts:
+            self._digests.end_nested(info)
+        elif name in self._variants:
+            plain, level = self._variants[name]
+            self._digests.end_plain(info, plain, [level])
+        elif name not in self.per_level:
+            self._digests.end_plain(info, name, range(1, len(self.levels) + 1))
+
+    def finish(self) -> Profile:
+        """Write the header and give the file its name."""
+        for name, info in self.tensors.items():
+            if not info.nbytes:
+                self.append(name, np.empty(0, np.uint8))
+            if self._positions[name] != info.stop:
+                raise ValueError(f"tensor {name!r} is incomplete")
+        for name, counts in self.counts.items():
+            if counts[len(self.levels) + 1 :].any():
+                top = int(counts.nonzero()[0][-1])
+                raise CounterOutOfRange(
+                    f"tensor {name!r}: counter {top}, expected 0..{len(self.levels)}"
+                )
+        profile = self._profile()
+        self.output.write_at(0, self._header(profile))
+        self.output.commit()
+        return profile
+
+    def _profile(self) -> Profile:
+        top = len(self.levels) + 1
+        nested = {
+            name: tuple(int(n) for n in counts[1:top].cumsum())
+            for name, counts in self.counts.items()
+        }
+        digests = self._digests.result() if self._digests else [None] * len(self.levels)
+        return Profile(
+            bits=self.bits,
+            levels=tuple(
+                Level(
+                    name=level.name,
+                    nonzero=sum(counts[t] for counts in nested.values()),
+                    target=level.target,
+                    pattern=level.pattern,
+                    digest=digests[t],
+                    metrics=level.metrics,
+                )
+                for t, level in enumerate(self.levels)
+            ),
+            nested=nested,
+            per_level=self.per_level,
+            checksums={name: f"xxh3:{xxh.hexdigest()}" for name, xxh in self._hashes.items()},
+            dense_metrics=self.dense_metrics,
+        )
+
+    def _longest_profile(self) -> Profile:
+        sizes = {name: self.tensors[name].elements for name in self.counts}
+        profile = self._profile()
+        digest = "sha256:" + "0" * 64 if self._digests else None
+        return replace(
+            profile,
+            levels=tuple(
+                replace(level, nonzero=sum(sizes.values()), digest=digest)
+                for level in profile.levels
+            ),
+            nested={name: (size,) * len(self.levels) for name, size in sizes.items()},
+        )
+
+    def _header(self, profile: Profile) -> bytes:
+        def with_checksum(digits: str) -> bytes:
+            metadata = self.metadata | {KEY: profile.to_json(digits)}
+            return serialize(self.tensors, metadata, reserve=self._reserved)
+
+        return with_checksum(xxhash.xxh3_64_hexdigest(with_checksum(ZEROS)[LENGTH_BYTES:]))
+
+
+def write(
+    path: Target,
+    tensors: Mapping[str, NDArray[Any]],
+    *,
+    levels: Sequence[LevelSpec],
+    nested: Iterable[str],
+    bits: int | None = None,
+    per_level: Mapping[str, Sequence[NDArray[Any]]] | None = None,
+    dense_metrics: Mapping[str, float] | None = None,
+    metadata: Mapping[str, str] | None = None,
+    digests: bool = True,
+    force: bool = False,
+) -> Profile:
+    """Write arrays whose nested weights carry their counters already, as a trainer has them.
+
+    `per_level` gives, for each such tensor, one array per level; `tensors` holds its dense variant.
+    """
+    bits = bits_for(len(levels)) if bits is None else bits
+    if not 1 <= len(levels) < 1 << bits:
+        raise InvalidProfile(f"{len(levels)} levels do not fit {bits}-bit counters")
+    arrays = {name: np.asarray(array, order="C") for name, array in tensors.items()}
+    nested, per_level = sorted(set(nested)), per_level or {}
+    for name in (*nested, *per_level):
+        if name not in arrays:
+            raise TensorMismatch(f"tensor {name!r} is not among the tensors to write")
+    for name in arrays:
+        if name.startswith(RESERVED) or name == "__metadata__":
+            raise TensorMismatch(f"tensor {name!r}: the name is reserved")
+    for name, variants in per_level.items():
+        if name in nested or len(variants) != len(levels):
+            raise TensorMismatch(f"tensor {name!r}: {len(variants)} variants for {len(levels)} levels")
+        for t, variant in enumerate(variants, 1):
+            if (variant.shape, variant.dtype) != (arrays[name].shape, arrays[name].dtype):
+                raise TensorMismatch(f"tensor {name!r}: level {t}'s variant has another shape or dtype")
+            arrays[variant_name(name, t)] = np.asarray(variant, order="C")
+    infos = [TensorInfo(name, of_array(a.dtype), a.shape) for name, a in arrays.items()]
+    for info in infos:
+        if info.name in nested:
+            check_bits(info.dtype, bits, f"tensor {info.name!r}")
+            words = arrays[info.name].reshape(-1).view(info.dtype.words)
+            refuse_unpackable(words, None, info.dtype, len(levels), f"tensor {info.name!r}")
+    with open_output(path, force=force) as output:
+        writer = Writer(
+            output,
+            infos,
+            bits=bits,
+            levels=levels,
+            nested=nested,
+            per_level=per_level,
+            metadata=metadata,
+            dense_metrics=dense_metrics,
+            digests=digests,
+        )
+        for name in writer.tensors:
+            flat = arrays[name].reshape(-1)
+            step = BLOCK // flat.itemsize
+            for start in range(0, flat.size, step):
+                writer.append(name, flat[start : start + step])
+        return writer.finish()
