@@ -5,15 +5,111 @@
 ...     weights = file.load(level=2)
 """
 
+from elsa_format._checkpoint import Checkpoint
 from elsa_format._codec import embed_counters, mask_level, read_counters
 from elsa_format._digest import level_digest
-from elsa_format._errors import *  # noqa: F403 - the error classes are all public
+from elsa_format._errors import (
+    AlreadyPacked,
+    BitsTooWide,
+    ChecksumMismatch,
+    CounterOutOfRange,
+    CountMismatch,
+    DigestMismatch,
+    DuplicateKey,
+    ElsaError,
+    FormatError,
+    HeaderTooLarge,
+    InfeasibleLevels,
+    InputChanged,
+    InvalidCheckpoint,
+    InvalidHeader,
+    InvalidIndex,
+    InvalidJson,
+    InvalidLayout,
+    InvalidOffsets,
+    InvalidProfile,
+    NonFinite,
+    NoSuchLevel,
+    NotElsa,
+    NotNested,
+    OutputExists,
+    ProfileMismatch,
+    TensorMismatch,
+    TrailingData,
+    Truncated,
+    UnknownDtype,
+    UnsafePath,
+    UnsupportedFeature,
+    UnsupportedVersion,
+    ZeroFrozen,
+)
 from elsa_format._extract import extract
 from elsa_format._header import TensorInfo
 from elsa_format._layouts import Bitmask, Csr
 from elsa_format._level_file import load_level
+from elsa_format._pack import PackReport, pack
 from elsa_format._profile import Level, Profile
 from elsa_format._reader import File, open
 from elsa_format._stream import stream
 from elsa_format._verify import Report, verify
 from elsa_format._writer import LevelSpec, write
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AlreadyPacked",
+    "Bitmask",
+    "BitsTooWide",
+    "Checkpoint",
+    "ChecksumMismatch",
+    "CountMismatch",
+    "CounterOutOfRange",
+    "Csr",
+    "DigestMismatch",
+    "DuplicateKey",
+    "ElsaError",
+    "File",
+    "FormatError",
+    "HeaderTooLarge",
+    "InfeasibleLevels",
+    "InputChanged",
+    "InvalidCheckpoint",
+    "InvalidHeader",
+    "InvalidIndex",
+    "InvalidJson",
+    "InvalidLayout",
+    "InvalidOffsets",
+    "InvalidProfile",
+    "Level",
+    "LevelSpec",
+    "NoSuchLevel",
+    "NonFinite",
+    "NotElsa",
+    "NotNested",
+    "OutputExists",
+    "PackReport",
+    "Profile",
+    "ProfileMismatch",
+    "Report",
+    "TensorInfo",
+    "TensorMismatch",
+    "TrailingData",
+    "Truncated",
+    "UnknownDtype",
+    "UnsafePath",
+    "UnsupportedFeature",
+    "UnsupportedVersion",
+    "ZeroFrozen",
+    "__version__",
+    "embed_counters",
+    "extract",
+    "level_digest",
+    "load_level",
+    "mask_level",
+    "open",
+    "pack",
+    "read_counters",
+    "stream",
+    "verify",
+    "write",
+]

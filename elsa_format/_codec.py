@@ -45,7 +45,8 @@ def read_counters(weights: NDArray[Any], bits: int) -> NDArray[np.uint8]:
     """
     dtype = nestable_dtype(weights, bits)
     low = words_of(weights, dtype) & dtype.words.type((1 << bits) - 1)
-    return low.astype(np.uint8).reshape(weights.shape)
+    counters: NDArray[np.uint8] = low.astype(np.uint8).reshape(weights.shape)
+    return counters
 
 
 def mask_level(weights: NDArray[Any], bits: int, level: int) -> NDArray[Any]:
@@ -69,8 +70,9 @@ def embed_counters(
     `nearest` moves each weight to the closest value with its counter; `overwrite` replaces the low
     bits, as the paper does.
 
-    >>> embed_counters(np.array([0.1, -0.2], np.float32), np.array([1, 3]), bits=2).view(np.uint32) & 3
-    array([1, 3], dtype=uint32)
+    >>> weights = embed_counters(np.array([0.1, -0.2], np.float32), np.array([1, 3]), bits=2)
+    >>> read_counters(weights, bits=2).tolist()
+    [1, 3]
     """
     dtype = nestable_dtype(weights, bits)
     if counters.shape != weights.shape:

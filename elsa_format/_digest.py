@@ -31,8 +31,8 @@ class _LevelHash:
         bitmask = self._bitmask[: -(-words.size // 8)]
         values = self._values[: words.nbytes].view(words.dtype)
         kept = _kernels.compact(words, bits, self.level, bitmask, values)
-        self.mask.update(bitmask)
-        self.values.update(values[:kept])
+        self.mask.update(bitmask.data)
+        self.values.update(values[:kept].data)
 
 
 class LevelDigests:
@@ -46,10 +46,10 @@ class LevelDigests:
 
     def update_plain(self, name: str, block: NDArray[np.uint8]) -> None:
         """Take the next bytes of a tensor without counters."""
-        self._plain.setdefault(name, hashlib.sha256()).update(block)
+        self._plain.setdefault(name, hashlib.sha256()).update(block.data)
 
     def update_nested(self, name: str, words: NDArray[Any]) -> None:
-        """Take the next weights of a nested tensor; all blocks but the last hold a multiple of 8."""
+        """Take the next weights of a nested tensor: a multiple of 8, but for the last block."""
         hashes = self._nested.get(name)
         if hashes is None:
             hashes = self._nested[name] = [_LevelHash(t + 1) for t in range(len(self._lines))]
@@ -103,6 +103,6 @@ def level_digest(tensors: Mapping[str, NDArray[Any]], nested: Iterable[str]) -> 
         if name in nested:
             words = flat.view(info.dtype.words)
             contents = [np.packbits(words != 0, bitorder="little"), words[words != 0]]
-        hashes = [hashlib.sha256(content).hexdigest() for content in contents]
+        hashes = [hashlib.sha256(content.data).hexdigest() for content in contents]
         lines[name] = digest_line(name, info, *hashes)
     return digest_of_lines(lines)

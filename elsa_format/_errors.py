@@ -4,7 +4,8 @@ ElsaError
 ├── FormatError                 the file or checkpoint is at fault (exit code 3)
 │   ├── container   Truncated · HeaderTooLarge · InvalidJson · DuplicateKey · InvalidHeader
 │   │               UnknownDtype · InvalidOffsets · TrailingData
-│   ├── profile     NotElsa · UnsupportedVersion · UnsupportedFeature · InvalidProfile · ProfileMismatch
+│   ├── profile     NotElsa · UnsupportedVersion · UnsupportedFeature · InvalidProfile
+│   │               ProfileMismatch
 │   ├── data        CountMismatch · CounterOutOfRange · NonFinite · ChecksumMismatch
 │   │               DigestMismatch · InvalidLayout
 │   ├── shards      InvalidIndex · UnsafePath

@@ -143,7 +143,7 @@ def _entry(name: str, entry: Any, where: str) -> tuple[TensorInfo, int, int]:
 def lay_out(tensors: Iterable[TensorInfo], first: Iterable[str] = ()) -> dict[str, TensorInfo]:
     """Give every tensor its place: those named `first`, then the rest, widest elements first.
 
-    Falling widths keep each tensor aligned to its element without padding, which safetensors forbids.
+    Falling widths keep each tensor aligned without padding, which safetensors forbids.
     """
     leading = set(first)
     ordered = sorted(tensors, key=lambda info: (info.name not in leading, -info.dtype.size))

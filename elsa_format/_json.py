@@ -68,8 +68,8 @@ def _parse(
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) != len(pairs):
-            seen: set[str] = set()
-            twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+            keys = [key for key, _ in pairs]
+            twice = next(key for at, key in enumerate(keys) if key in keys[:at])
             raise DuplicateKey(f"{where}: key {twice!r} appears twice in one object")
         return found
 

@@ -30,7 +30,9 @@ def part_name(part: str, name: str) -> str:
     return f"{RESERVED}{part}.{name}"
 
 
-def parts(layout: Layout, name: str, dtype: Dtype, shape: tuple[int, ...], kept: int) -> list[TensorInfo]:
+def parts(
+    layout: Layout, name: str, dtype: Dtype, shape: tuple[int, ...], kept: int
+) -> list[TensorInfo]:
     """The tensors a nested tensor becomes in a layout."""
     if layout == "dense":
         return [TensorInfo(name, dtype, shape)]
@@ -143,7 +145,7 @@ class CsrEncoder(_SparseEncoder):
         indptr = self.buffer("indptr", ended + 1, self.index)
         indices = self.buffer("indices", words.size, self.index)
         values = self.buffer("values", words.size, words.dtype)
-        # Rows are counted from the one this block starts in, so that memory does not grow with rows.
+        # Rows are counted from the block's first, so that memory does not grow with rows.
         kept = _kernels.csr(
             words, self.bits, self.level, column, self.cols, self.kept, indptr, indices, values
         )
@@ -193,7 +195,9 @@ class Bitmask:
         dense = np.empty(self.shape, self.values.dtype)
         words = np.dtype(f"<u{dense.itemsize}")
         try:
-            used = _kernels.expand(self.bitmask, self.values.view(words), dense.reshape(-1).view(words))
+            used = _kernels.expand(
+                self.bitmask, self.values.view(words), dense.reshape(-1).view(words)
+            )
         except ValueError as error:
             raise InvalidLayout(f"bitmask: {error}") from None
         if used != self.values.size:
@@ -219,7 +223,7 @@ class Csr:
         return matrix_shape(self.shape)
 
     def to_dense(self) -> NDArray[Any]:
-        """The tensor with zeros; raises InvalidLayout if the indices are not those of a CSR matrix."""
+        """The tensor with zeros; raises InvalidLayout if the indices are not a CSR matrix's."""
         dense = np.empty(self.shape, self.data.dtype)
         words = np.dtype(f"<u{dense.itemsize}")
         try:

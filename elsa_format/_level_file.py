@@ -1,6 +1,5 @@
 """Level files: one extracted level as a plain safetensors file (spec §9)."""
 
-import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,7 +81,7 @@ def parse(header: Header, where: str) -> LevelFile | None:
 
 
 def _entry(name: str, entry: Any, where: str) -> tuple[Dtype, tuple[int, ...]]:
-    dtype = DTYPES.get(entry.get("dtype")) if isinstance(entry, dict) else None
+    dtype = DTYPES.get(str(entry.get("dtype"))) if isinstance(entry, dict) else None
     shape = entry.get("shape") if dtype else None
     if (
         dtype is None
@@ -120,7 +119,8 @@ def load_level(source: Source, *, verify: bool = True) -> dict[str, NDArray[Any]
         found = level_digest(result, described.tensors)
         if found != described.digest:
             raise DigestMismatch(
-                f"{opened.name}: level {described.level}: digest {found}, expected {described.digest}"
+                f"{opened.name}: level {described.level}: digest {found}, "
+                f"expected {described.digest}"
             )
     return result
 

@@ -144,7 +144,7 @@ class Spool:
 
     def __init__(self, stream: IO[bytes]) -> None:
         self.stream = stream
-        self.file = tempfile.TemporaryFile()
+        self.file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by commit and discard
 
     def write_at(self, position: int, data: Any) -> None:
         """Write at a position of the temporary file."""

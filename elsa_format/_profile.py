@@ -110,7 +110,11 @@ class Profile:
         """The level's number, or None for the dense network."""
         if level == "dense":
             return None
-        if isinstance(level, int) and not isinstance(level, bool) and 1 <= level <= len(self.levels):
+        if (
+            isinstance(level, int)
+            and not isinstance(level, bool)
+            and 1 <= level <= len(self.levels)
+        ):
             return level
         prefix = f"{where}: " if where else ""
         raise NoSuchLevel(f"{prefix}no level {level!r}, expected 1..{len(self.levels)} or 'dense'")
@@ -129,7 +133,7 @@ def parse(header: Header, where: str) -> Profile:
     text = header.metadata.get(KEY)
     if text is None:
         raise NotElsa(
-            f"{where}: no ELSA profile in its metadata; make an ELSA file of a checkpoint with elsa-pack"
+            f"{where}: has no ELSA profile; make an ELSA file of a checkpoint with elsa-pack"
         )
     document = parse_document(text, f"{where}: profile")
     _check_version(document, where)
@@ -149,7 +153,9 @@ def _check_version(document: Mapping[str, Any], where: str) -> None:
     if not isinstance(requires, list) or not all(isinstance(item, str) for item in requires):
         raise InvalidProfile(f"{where}: profile requires is not a list of strings")
     if requires:
-        raise UnsupportedFeature(f"{where}: requires {', '.join(requires)}, which 1.0 does not know")
+        raise UnsupportedFeature(
+            f"{where}: requires {', '.join(requires)}, which 1.0 does not know"
+        )
 
 
 def _check_header(header: Header, document: Mapping[str, Any], where: str) -> None:
@@ -157,7 +163,9 @@ def _check_header(header: Header, document: Mapping[str, Any], where: str) -> No
     if stated is None:
         return
     if not isinstance(stated, str) or not _CHECKSUM.fullmatch(stated):
-        raise InvalidProfile(f"{where}: profile header {stated!r}, expected xxh3: and 16 hex digits")
+        raise InvalidProfile(
+            f"{where}: profile header {stated!r}, expected xxh3: and 16 hex digits"
+        )
     digits = stated.removeprefix("xxh3:").encode()
     found = xxhash.xxh3_64_hexdigest(header.raw.replace(digits, ZEROS.encode()))
     if found.encode() != digits:
@@ -169,12 +177,14 @@ def _check_tensors(profile: Profile, tensors: Mapping[str, TensorInfo], where: s
     variants = {variant_name(name, t): name for name in profile.per_level for t in levels}
     for name in (*profile.nested, *profile.per_level, *profile.checksums):
         if name not in tensors:
-            raise ProfileMismatch(f"{where}: profile names tensor {name!r}, which is not in the file")
+            raise ProfileMismatch(
+                f"{where}: profile names tensor {name!r}, which is not in the file"
+            )
     for name, counts in profile.nested.items():
         info = tensors[name]
         if not info.dtype.nestable or profile.bits > info.dtype.mantissa:
             raise ProfileMismatch(
-                f"{where}: tensor {name!r}: dtype {info.dtype.name} cannot carry {profile.bits}-bit counters"
+                f"{where}: tensor {name!r}: {info.dtype.name} cannot carry {profile.bits}-bit counters"
             )
         if counts[-1] > info.elements:
             raise ProfileMismatch(
@@ -183,9 +193,9 @@ def _check_tensors(profile: Profile, tensors: Mapping[str, TensorInfo], where: s
         if name in varying:
             raise ProfileMismatch(f"{where}: tensor {name!r} is both nested and per-level")
     for variant, name in variants.items():
-        info = tensors.get(variant)
-        if info is None or (info.dtype, info.shape) != (tensors[name].dtype, tensors[name].shape):
-            found = "missing" if info is None else f"{info.dtype.name}{list(info.shape)}"
+        other, plain = tensors.get(variant), tensors[name]
+        if other is None or (other.dtype, other.shape) != (plain.dtype, plain.shape):
+            found = "missing" if other is None else f"{other.dtype.name}{list(other.shape)}"
             raise ProfileMismatch(f"{where}: tensor {variant!r} is {found}, expected as {name!r}")
     for name in tensors:
         if name.startswith(RESERVED) and name not in variants:
@@ -231,8 +241,10 @@ class _Parser:
         label = f"level {number}"
         if not isinstance(entry, dict) or not {"name", "nonzero"} <= entry.keys():
             raise self.fail(label, entry, "an object with name and nonzero")
-        name, target = entry["name"], entry.get("target")
-        pattern, digest = entry.get("pattern"), entry.get("digest")
+        name: Any = entry["name"]
+        target: Any = entry.get("target")
+        pattern: Any = entry.get("pattern")
+        digest: Any = entry.get("digest")
         if not isinstance(name, str) or not name:
             raise self.fail(f"{label} name", name, "a non-empty string")
         if "target" in entry and (not _is_number(target) or not 0 <= target <= 1):

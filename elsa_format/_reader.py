@@ -106,7 +106,7 @@ class File:
     def load(self, level: LevelLike = "dense", layout: Layout = ...) -> dict[str, Any]: ...
 
     def load(self, level: LevelLike = "dense", layout: Layout = "dense") -> dict[str, Any]:
-        """All tensors of a level; nested ones as `Bitmask` or `Csr` if a sparse layout is asked for."""
+        """All tensors of a level; in a sparse layout, nested ones are `Bitmask` or `Csr`."""
         number = self.profile.level_number(level, self.path)
         names = plain_names(self._header)
         loaded: dict[str, Any] = dict.fromkeys(names)
@@ -161,8 +161,10 @@ class File:
         assert values is not None
         if part["bitmask"] is not None:
             return Bitmask(part["bitmask"], values, info.shape)
-        assert part["indices"] is not None and part["indptr"] is not None
-        return Csr(values, part["indices"], part["indptr"], info.shape)
+        indices, indptr = part["indices"], part["indptr"]
+        assert indices is not None
+        assert indptr is not None
+        return Csr(values, indices, indptr, info.shape)
 
     def _blocks(self, info: TensorInfo, into: NDArray[np.uint8]) -> Iterator[NDArray[np.uint8]]:
         """Read a tensor in cache-sized blocks, along `into` or, if that is smaller, over it."""
@@ -172,8 +174,8 @@ class File:
             size = min(BLOCK, info.nbytes - position)
             at = position if into.size == info.nbytes else 0
             block = into[at : at + size]
-            self._storage.read_into(start + position, memoryview(block))
-            checksum.update(block)
+            self._storage.read_into(start + position, block.data)
+            checksum.update(block.data)
             yield block
         checksum.finish()
 

@@ -12,21 +12,27 @@ import xxhash
 from numpy.typing import NDArray
 
 from elsa_format import _kernels, _profile
-from elsa_format._errors import ChecksumMismatch, InputChanged, TrailingData, Truncated, UnknownDtype
+from elsa_format._errors import (
+    ChecksumMismatch,
+    InputChanged,
+    TrailingData,
+    Truncated,
+    UnknownDtype,
+)
 from elsa_format._header import Header, Readable, TensorInfo, read_header
 from elsa_format._profile import LevelLike, Profile
 
 Source = str | os.PathLike[str] | IO[bytes]
 """A path, or a readable binary stream, which need not seek."""
 
-Progress = Callable[[int], object]
-"""Told how many more bytes were processed."""
+Progress = Callable[[int, int], object]
+"""Told how many bytes are done, of how many."""
 
 BLOCK = 1 << 20
 """Bytes read at a time: large enough for few calls, small enough to stay in the cache."""
 
 
-def ignore(_: int) -> None:
+def ignore(done: int, total: int) -> None:
     """Show no progress."""
 
 
@@ -109,6 +115,7 @@ class BlockReader:
         self.source = source
         self.profile = profile
         self.progress = progress
+        self._done, self._total = 0, header.data_size
         self._readinto: Callable[[Any], int | None] = getattr(
             source.stream, "readinto", self._read_and_copy
         )
@@ -125,12 +132,13 @@ class BlockReader:
         while left:
             block = self._buffer[: min(left, self._buffer.size)]
             self._fill(block, info, left)
-            checksum.update(block)
+            checksum.update(block.data)
             left -= block.size
             if not left:
                 checksum.finish()
             yield block
-            self.progress(block.size)
+            self._done += block.size
+            self.progress(self._done, self._total)
         if not info.nbytes:
             checksum.finish()
 
@@ -140,7 +148,7 @@ class BlockReader:
             raise TrailingData(f"{self.source.name}: bytes follow the last tensor")
 
     def _fill(self, block: NDArray[np.uint8], info: TensorInfo, left: int) -> None:
-        view = memoryview(block)
+        view = block.data
         while view:
             count = self._readinto(view)
             if not count:

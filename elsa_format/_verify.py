@@ -49,7 +49,8 @@ def verify(source: Source, *, progress: Progress = ignore) -> Report:
             for level, found in zip(profile.levels, digests.result(), strict=True):
                 if level.digest not in (None, found):
                     raise DigestMismatch(
-                        f"{opened.name}: level {level.name!r}: digest {found}, expected {level.digest}"
+                        f"{opened.name}: level {level.name!r}: digest {found}, "
+                        f"expected {level.digest}"
                     )
                 compared += level.digest is not None
     return Report(

@@ -18,6 +18,7 @@ from elsa_format._output import Output, Target, open_output
 from elsa_format._profile import KEY, RESERVED, ZEROS, Level, Profile, bits_for, variant_name
 from elsa_format._stream import BLOCK
 
+
 @dataclass(frozen=True)
 class LevelSpec:
     """What a writer is told about a level; the rest is counted."""
@@ -75,7 +76,7 @@ class Writer:
         position = self._positions[name]
         self._positions[name] = position + block.size
         self.output.write_at(self._reserved + position, block)
-        self._hashes[name].update(block)
+        self._hashes[name].update(block.data)
         if name in self.counts:
             words = block.view(info.dtype.words)
             self.counts[name] += _kernels.count(words, self.bits)
@@ -192,10 +193,14 @@ def write(
             raise TensorMismatch(f"tensor {name!r}: the name is reserved")
     for name, variants in per_level.items():
         if name in nested or len(variants) != len(levels):
-            raise TensorMismatch(f"tensor {name!r}: {len(variants)} variants for {len(levels)} levels")
+            raise TensorMismatch(
+                f"tensor {name!r}: {len(variants)} variants for {len(levels)} levels"
+            )
         for t, variant in enumerate(variants, 1):
             if (variant.shape, variant.dtype) != (arrays[name].shape, arrays[name].dtype):
-                raise TensorMismatch(f"tensor {name!r}: level {t}'s variant has another shape or dtype")
+                raise TensorMismatch(
+                    f"tensor {name!r}: level {t}'s variant has another shape or dtype"
+                )
             arrays[variant_name(name, t)] = np.asarray(variant, order="C")
     infos = [TensorInfo(name, of_array(a.dtype), a.shape) for name, a in arrays.items()]
     for info in infos:

@@ -1,0 +1,306 @@
+"""The ways to give every weight its counter: magnitudes, N:M, a given N, nested checkpoints."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
+from itertools import pairwise
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elsa_format._checkpoint import Checkpoint, same_tensor
+from elsa_format._dtypes import DTYPES, Dtype
+from elsa_format._errors import CounterOutOfRange, InfeasibleLevels, NotNested, TensorMismatch
+from elsa_format._header import TensorInfo
+from elsa_format._select import (
+    Cut,
+    Pattern,
+    check_patterns,
+    find_cut,
+    kept_count,
+    magnitude_counters,
+    pattern_counters,
+)
+from elsa_format._stream import BLOCK
+from elsa_format._writer import LevelSpec
+
+Scope = Literal["global", "uniform"]
+Sparsity = str | float | Fraction | Pattern
+Words = NDArray[Any]
+Counters = NDArray[np.uint8]
+Tick = Callable[[int], None]
+
+MAX_LEVELS = 255
+
+
+class Assignment(Protocol):
+    """A way to give every weight its counter."""
+
+    specs: list[LevelSpec]
+
+    def prepare(self, tensors: list[TensorInfo], tick: Tick) -> None:
+        """Look at all nested tensors before the first is written."""
+        ...
+
+    def blocks(self, info: TensorInfo) -> Iterator[tuple[Words, Counters]]:
+        """The tensor's weights and counters."""
+        ...
+
+    @property
+    def passes(self) -> int:
+        """How often the weights are read before they are written; for progress only."""
+        ...
+
+
+def parse_sparsity(value: Sparsity) -> Fraction | Pattern:
+    """A level as users write it: percent, a fraction below 1, or N:M.
+
+    >>> parse_sparsity("95"), parse_sparsity(0.9), str(parse_sparsity("2:4"))
+    (Fraction(19, 20), Fraction(9, 10), '2:4')
+    """
+    if isinstance(value, Fraction | Pattern):
+        return value
+    text = str(value).strip().removesuffix("%")
+    try:
+        if ":" in text:
+            n, m = (int(part) for part in text.split(":"))
+            return Pattern(n, m)
+        number = Fraction(text)
+    except (ValueError, ZeroDivisionError):
+        raise InfeasibleLevels(f"sparsity {text!r}: expected percent, a fraction, or N:M") from None
+    percent = str(value).strip().endswith("%") or number >= 1
+    number = number / 100 if percent else number
+    if not 0 <= number < 1:
+        raise InfeasibleLevels(f"sparsity {text!r}: expected at least 0 and below 100 percent")
+    return number
+
+
+def _words(network: Checkpoint, info: TensorInfo, size: int = BLOCK) -> Iterator[Words]:
+    for block in network.blocks(info.name, size):
+        yield block.view(info.dtype.words)
+
+
+def one_shot(
+    network: Checkpoint, levels: list[Fraction | Pattern], scope: Scope, axis: int
+) -> Assignment:
+    patterns = [level for level in levels if isinstance(level, Pattern)]
+    fractions = [level for level in levels if isinstance(level, Fraction)]
+    if patterns and fractions:
+        raise InfeasibleLevels("percentages and N:M patterns cannot be mixed")
+    if patterns:
+        check_patterns(patterns)
+        return PatternLevels(network, patterns, axis)
+    for sparse, dense in pairwise(fractions):
+        if dense >= sparse:
+            raise InfeasibleLevels(
+                f"sparsity {_percent(dense)} after {_percent(sparse)}: expected falling sparsities"
+            )
+    return MagnitudeLevels(network, fractions, scope)
+
+
+def _percent(sparsity: Fraction) -> str:
+    return f"{float(sparsity * 100):.6g}%"
+
+
+class MagnitudeLevels:
+    """Keeps the largest magnitudes, over all tensors or in each."""
+
+    def __init__(self, network: Checkpoint, sparsities: list[Fraction], scope: Scope) -> None:
+        self.network, self.sparsities, self.scope = network, sparsities, scope
+        self.specs = [LevelSpec(_percent(s), target=float(s)) for s in sparsities]
+        self._cuts: dict[str, Cut] = {}
+        self._key = DTYPES["F32"]
+
+    @property
+    def passes(self) -> int:
+        return 2
+
+    def prepare(self, tensors: list[TensorInfo], tick: Tick) -> None:
+        self._key = _common_dtype({info.dtype.name for info in tensors})
+        groups = [tensors] if self.scope == "global" else [[info] for info in tensors]
+        for group in groups:
+
+            def keys(group: list[TensorInfo] = group) -> Iterator[Words]:
+                for info in group:
+                    for words in _words(self.network, info):
+                        yield self._keys(words, info.dtype)
+                        tick(words.nbytes)
+
+            total = sum(info.elements for info in group)
+            keep = [kept_count(s, total) for s in self.sparsities]
+            cut = find_cut(keys, self._key.size - 1, keep)
+            for info in group:
+                self._cuts[info.name] = cut
+
+    def blocks(self, info: TensorInfo) -> Iterator[tuple[Words, Counters]]:
+        # Ties are used up in the order in which tensors are written, then by index.
+        for words in _words(self.network, info):
+            yield words, magnitude_counters(self._keys(words, info.dtype), self._cuts[info.name])
+
+    def _keys(self, words: Words, dtype: Dtype) -> Words:
+        if dtype == self._key:
+            return words
+        assert dtype.numpy is not None
+        wider = words.view(dtype.numpy).astype(self._key.numpy)
+        return wider.view(self._key.words)
+
+
+def _common_dtype(names: set[str]) -> Dtype:
+    """The narrowest dtype in which all magnitudes are exact, so that they can be compared."""
+    if len(names) == 1:
+        return DTYPES[next(iter(names))]
+    return DTYPES["F64" if "F64" in names else "F32"]
+
+
+class PatternLevels:
+    """Keeps the N largest of every M neighbours along an axis."""
+
+    passes = 0
+
+    def __init__(self, network: Checkpoint, patterns: list[Pattern], axis: int) -> None:
+        self.network, self.patterns, self.axis = network, patterns, axis
+        self.group = math.lcm(*(pattern.m for pattern in patterns))
+        self.specs = [LevelSpec(str(p), target=float(p.sparsity), pattern=str(p)) for p in patterns]
+
+    def prepare(self, tensors: list[TensorInfo], tick: Tick) -> None:
+        for info in tensors:
+            rank = len(info.shape)
+            if not -rank <= self.axis < rank:
+                raise InfeasibleLevels(
+                    f"{self.network.path}: tensor {info.name!r}: no axis {self.axis} in shape "
+                    f"{list(info.shape)}; --exclude it"
+                )
+            if info.shape[self.axis] % self.group:
+                raise InfeasibleLevels(
+                    f"{self.network.path}: tensor {info.name!r}: {info.shape[self.axis]} weights along "
+                    f"axis {self.axis} are not a multiple of {self.group}; --exclude it"
+                )
+
+    def blocks(self, info: TensorInfo) -> Iterator[tuple[Words, Counters]]:
+        axis = self.axis % len(info.shape)
+        inner = math.prod(info.shape[axis + 1 :])
+        # Whole groups, and a multiple of 8 weights, so that blocks meet at a byte of the bitmask.
+        slab = self.group * inner
+        slab *= 8 // math.gcd(8, slab) if slab else 1
+        size = max(BLOCK // (slab * info.dtype.size // 8), 1) * slab if slab else 8
+        absolute = info.dtype.words.type(2 ** (info.dtype.size - 1) - 1)
+        for words in _words(self.network, info, size * info.dtype.size // 8):
+            keys = (words & absolute).reshape(-1, self.group, inner).swapaxes(1, 2)
+            counters = pattern_counters(np.ascontiguousarray(keys), self.patterns)
+            yield words, np.ascontiguousarray(counters.swapaxes(1, 2)).reshape(-1)
+
+
+class GivenCounters:
+    """The paper's N: t = frozen at step t; 0 or T+1 = only in the dense network."""
+
+    def __init__(
+        self, network: Checkpoint, given: Checkpoint, nested: Sequence[str], levels: int | None
+    ) -> None:
+        self.network, self.given = network, given
+        for name, info in given.tensors.items():
+            if name not in network.tensors:
+                raise TensorMismatch(f"{given.path}: tensor {name!r} is not in {network.path}")
+            if info.dtype.numpy is None or info.dtype.numpy.kind not in "iu":
+                raise TensorMismatch(
+                    f"{given.path}: tensor {name!r}: dtype {info.dtype.name}, expected integers"
+                )
+            same_tensor(network.tensors[name], info, given.path, dtype=False)
+            if name not in nested and not network.tensors[name].dtype.nestable:
+                raise TensorMismatch(f"{network.path}: tensor {name!r} cannot carry counters")
+        self.levels = self._count_levels(nested) if levels is None else levels
+        if not 1 <= self.levels <= MAX_LEVELS:
+            raise InfeasibleLevels(f"{given.path}: {self.levels} levels, expected 1..{MAX_LEVELS}")
+        self.specs = [LevelSpec(f"level {t}") for t in range(1, self.levels + 1)]
+        self._numbers = np.zeros(MAX_LEVELS + 2, np.uint8)
+        self._numbers[: self.levels + 1] = np.arange(self.levels + 1)
+
+    @property
+    def passes(self) -> int:
+        return 0
+
+    def _count_levels(self, nested: Sequence[str]) -> int:
+        """T is the largest counter, or one less in the paper's form, where no counter is 0."""
+        largest, zeros = 0, False
+        for name in nested:
+            for block in self._integers(self.given.tensors[name]):
+                if block.size:
+                    largest = max(largest, int(block.max()))
+                    zeros = zeros or bool((block == 0).any())
+        return largest if zeros else largest - 1
+
+    def _integers(self, info: TensorInfo) -> Iterator[NDArray[Any]]:
+        # As many counters a block as there are weights in a block of the network.
+        weights = self.network.tensors[info.name]
+        size = BLOCK // (weights.dtype.size // 8) * (info.dtype.size // 8)
+        for block in self.given.blocks(info.name, size):
+            assert info.dtype.numpy is not None
+            yield block.view(info.dtype.numpy)
+
+    def prepare(self, tensors: list[TensorInfo], tick: Tick) -> None:
+        """Nothing to look at in advance."""
+
+    def blocks(self, info: TensorInfo) -> Iterator[tuple[Words, Counters]]:
+        given, position = self.given.tensors[info.name], 0
+        for words, steps in zip(_words(self.network, info), self._integers(given), strict=True):
+            bad = (steps < 0) | (steps > self.levels + 1)
+            if bad.any():
+                at = int(bad.argmax())
+                raise CounterOutOfRange(
+                    f"{self.given.path}: tensor {info.name!r}: weight {position + at} has counter "
+                    f"{steps[at]}, expected 0..{self.levels + 1}"
+                )
+            yield words, self._numbers[steps.astype(np.intp)]
+            position += words.size
+
+
+class NestedCheckpoints:
+    """Sparse checkpoints, sparsest first; what one keeps, the next keep with the same bits."""
+
+    passes = 0
+
+    def __init__(self, network: Checkpoint, levels: list[Checkpoint]) -> None:
+        self.network, self.levels = network, levels
+        self.specs = [LevelSpec(f"level {t}") for t in range(1, len(levels) + 1)]
+        for level in levels:
+            for name in level.tensors:
+                if name not in network.tensors:
+                    raise TensorMismatch(f"{level.path}: tensor {name!r} is not in {network.path}")
+            for info in network.tensors.values():
+                same_tensor(info, level.tensors.get(info.name), level.path)
+
+    def prepare(self, tensors: list[TensorInfo], tick: Tick) -> None:
+        """Nothing to look at in advance."""
+
+    def blocks(self, info: TensorInfo) -> Iterator[tuple[Words, Counters]]:
+        absolute = info.dtype.words.type(2 ** (info.dtype.size - 1) - 1)
+        position = 0
+        levels = [_words(level, info) for level in self.levels]
+        for words, *sparse in zip(_words(self.network, info), *levels, strict=True):
+            counters = np.zeros(words.size, np.uint8)
+            for t, (level, kept) in enumerate(zip(self.levels, sparse, strict=True), 1):
+                nonzero = (kept & absolute) != 0
+                self._refuse(
+                    nonzero & (kept != words),
+                    "differs from the dense network's",
+                    level,
+                    info,
+                    position,
+                )
+                self._refuse(
+                    ~nonzero & (counters > 0),
+                    "is zero, but a sparser level keeps it",
+                    level,
+                    info,
+                    position,
+                )
+                counters[nonzero & (counters == 0)] = t
+            yield words, counters
+            position += words.size
+
+    def _refuse(
+        self, bad: NDArray[np.bool_], what: str, level: Checkpoint, info: TensorInfo, position: int
+    ) -> None:
+        if bad.any():
+            at = position + int(bad.argmax())
+            raise NotNested(f"{level.path}: tensor {info.name!r}: weight {at} {what}")

@@ -1,0 +1,329 @@
+"""Checkpoints that can be packed: safetensors, shard indexes, npz, arrays, and plug-ins.
+
+Other kinds of file come through the entry-point group `elsa.checkpoints`, keyed by suffix, so that
+this package need not import what reads them.
+"""
+
+import os
+import zipfile
+from collections.abc import Iterator, Mapping
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elsa_format._dtypes import of_array
+from elsa_format._errors import (
+    AlreadyPacked,
+    InvalidCheckpoint,
+    InvalidIndex,
+    InvalidLayout,
+    TensorMismatch,
+    UnsafePath,
+)
+from elsa_format._header import TensorInfo, read_header
+from elsa_format._json import parse_document
+from elsa_format._level_file import parse as parse_level_file
+from elsa_format._profile import KEY, RESERVED
+from elsa_format._storage import Cursor, FileStorage
+from elsa_format._stream import check_size
+
+INDEX_SUFFIX = ".index.json"
+
+
+@runtime_checkable
+class Checkpoint(Protocol):
+    """Named tensors that are read block by block, as often as needed."""
+
+    path: str
+    tensors: Mapping[str, TensorInfo]
+    metadata: Mapping[str, str]
+
+    def blocks(self, name: str, size: int) -> Iterator[NDArray[np.uint8]]:
+        """The tensor's bytes, `size` a block but for the last; each may reuse the memory."""
+        ...
+
+    def nestable(self, name: str) -> bool:
+        """Whether the tensor carries counters unless told otherwise."""
+        ...
+
+    def write_template(
+        self, template: str | os.PathLike[str], packed: str | os.PathLike[str]
+    ) -> None:
+        """Write what else is needed to run the network, pointing into the packed file."""
+        ...
+
+    def close(self) -> None: ...
+
+
+CheckpointLike = str | os.PathLike[str] | Mapping[str, NDArray[Any]] | Checkpoint
+
+
+def open_checkpoint(source: CheckpointLike) -> Checkpoint:
+    """The checkpoint behind a path, a dictionary of arrays, or itself."""
+    if isinstance(source, Mapping):
+        return ArrayCheckpoint(source)
+    if not isinstance(source, str | os.PathLike):
+        return source
+    path = Path(source)
+    if path.name.endswith(INDEX_SUFFIX):
+        return ShardedCheckpoint(path)
+    suffix = path.suffix.lower().lstrip(".")
+    if suffix == "npz":
+        return NpzCheckpoint(path)
+    for entry in entry_points(group="elsa.checkpoints", name=suffix):
+        try:
+            plugin = entry.load()
+        except ImportError as error:
+            raise InvalidCheckpoint(
+                f"{path}: reading .{suffix} needs {error.name}; pip install 'elsa-format[{suffix}]'"
+            ) from None
+        opened: Checkpoint = plugin(path)
+        return opened
+    return SafetensorsCheckpoint(path)
+
+
+class _Base:
+    """What the kinds of checkpoint share."""
+
+    path: str
+    tensors: Mapping[str, TensorInfo]
+    metadata: Mapping[str, str]
+
+    def nestable(self, name: str) -> bool:
+        info = self.tensors[name]
+        return info.dtype.nestable and len(info.shape) >= 2
+
+    def write_template(
+        self, template: str | os.PathLike[str], packed: str | os.PathLike[str]
+    ) -> None:
+        raise InvalidCheckpoint(
+            f"{self.path}: only a model with a graph, such as ONNX, has a template"
+        )
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _refuse_reserved(self) -> None:
+        for name in self.tensors:
+            if name.startswith(RESERVED) or name == "__metadata__":
+                raise InvalidCheckpoint(f"{self.path}: tensor {name!r}: the name is reserved")
+
+
+class SafetensorsCheckpoint(_Base):
+    """A plain safetensors file."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._storage = FileStorage(path)
+        self.path = self._storage.name
+        try:
+            self._header = read_header(Cursor(self._storage), self.path)
+            check_size(self._header, self._storage.size, self.path)
+            if KEY in self._header.metadata:
+                raise AlreadyPacked(f"{self.path}: is an ELSA file already")
+            level = parse_level_file(self._header, self.path)
+            if level and level.layout != "dense":
+                raise InvalidLayout(
+                    f"{self.path}: holds a level in layout {level.layout}; "
+                    f"make it dense first: elsa-extract {self.path} -o DENSE"
+                )
+            self.tensors, self.metadata = self._header.tensors, self._header.metadata
+            self._refuse_reserved()
+        except BaseException:
+            self._storage.close()
+            raise
+
+    def blocks(self, name: str, size: int) -> Iterator[NDArray[np.uint8]]:
+        """Read along the file into one buffer."""
+        info = self.tensors[name]
+        buffer = np.empty(min(size, info.nbytes), np.uint8)
+        for position in range(0, info.nbytes, size):
+            block = buffer[: min(size, info.nbytes - position)]
+            start = self._header.data_start + info.start + position
+            self._storage.read_into(start, block.data)
+            yield block
+
+    def close(self) -> None:
+        """Close the file."""
+        self._storage.close()
+
+
+class ShardedCheckpoint(_Base):
+    """A `model.safetensors.index.json` and the files it names."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = os.fspath(path)
+        weight_map = read_index(path)
+        self._shards: dict[str, SafetensorsCheckpoint] = {}
+        tensors: dict[str, TensorInfo] = {}
+        metadata: dict[str, str] = {}
+        try:
+            for name in dict.fromkeys(weight_map.values()):
+                shard = self._shards[name] = SafetensorsCheckpoint(shard_path(path, name))
+                metadata.update(shard.metadata)
+                for tensor, info in shard.tensors.items():
+                    if weight_map.get(tensor) != name:
+                        raise InvalidIndex(
+                            f"{path}: tensor {tensor!r} is in {name}, not in the index"
+                        )
+                    tensors[tensor] = info
+            for tensor, name in weight_map.items():
+                if tensor not in tensors:
+                    raise InvalidIndex(f"{path}: tensor {tensor!r} is not in {name}")
+        except BaseException:
+            self.close()
+            raise
+        self.tensors, self.metadata, self._weight_map = tensors, metadata, weight_map
+
+    def blocks(self, name: str, size: int) -> Iterator[NDArray[np.uint8]]:
+        """Read from the shard that holds the tensor."""
+        return self._shards[self._weight_map[name]].blocks(name, size)
+
+    def close(self) -> None:
+        """Close the shards."""
+        for shard in self._shards.values():
+            shard.close()
+
+
+def read_index(path: Path) -> dict[str, str]:
+    """The weight map of a shard index: tensor name to file name."""
+    try:
+        document = parse_document(path.read_text("utf-8"), os.fspath(path))
+    except UnicodeDecodeError:
+        raise InvalidIndex(f"{path}: is not UTF-8") from None
+    weight_map = document.get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(v, str) for v in weight_map.values()):
+        raise InvalidIndex(f"{path}: weight_map is not an object of file names")
+    return weight_map
+
+
+def shard_path(index: Path, name: str) -> Path:
+    """The file of a shard, which must be in the index's directory."""
+    folder = index.resolve().parent
+    path = folder / name
+    if Path(name).name != name or path.resolve().parent != folder:
+        raise UnsafePath(f"{index}: shard {name!r} is outside the directory of the index")
+    if not path.is_file():
+        raise InvalidIndex(f"{index}: shard {name!r} does not exist")
+    return path
+
+
+class NpzCheckpoint(_Base):
+    """A numpy archive, compressed or not."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = os.fspath(path)
+        self.metadata = {}
+        self._fortran: set[str] = set()
+        try:
+            self._zip = zipfile.ZipFile(path)
+        except zipfile.BadZipFile as error:
+            raise InvalidCheckpoint(f"{path}: {error}") from None
+        try:
+            members = [self._info(member) for member in self._zip.namelist()]
+            self.tensors = {info.name: info for info in members}
+            self._refuse_reserved()
+        except BaseException:
+            self.close()
+            raise
+
+    def _info(self, member: str) -> TensorInfo:
+        name = member.removesuffix(".npy")
+        try:
+            with self._zip.open(member) as file:
+                shape, fortran, dtype = _read_npy_header(file)
+            if dtype.byteorder == ">":
+                raise TypeError("big-endian arrays are not supported")
+            info = TensorInfo(name, of_array(dtype), shape)
+        except (ValueError, TypeError, zipfile.BadZipFile, OSError) as error:
+            hint = (
+                "; save bfloat16 as safetensors"
+                if "V2" in str(error) or "void" in str(error)
+                else ""
+            )
+            raise InvalidCheckpoint(f"{self.path}: array {name!r}: {error}{hint}") from None
+        if fortran and len(shape) > 1:
+            self._fortran.add(name)
+        return info
+
+    def blocks(self, name: str, size: int) -> Iterator[NDArray[np.uint8]]:
+        """Decompress along the member; a Fortran-ordered array has to be loaded whole."""
+        info = self.tensors[name]
+        with self._zip.open(f"{name}.npy") as file:
+            _read_npy_header(file)
+            if name in self._fortran:
+                flat = np.frombuffer(file.read(), np.uint8)
+                assert info.dtype.numpy is not None
+                array = flat.view(info.dtype.numpy).reshape(info.shape, order="F")
+                yield from _array_blocks(array, size)
+                return
+            left = info.nbytes
+            while left:
+                data = file.read(min(size, left))
+                if len(data) < min(size, left):
+                    raise InvalidCheckpoint(f"{self.path}: array {name!r} ends early")
+                left -= len(data)
+                yield np.frombuffer(data, np.uint8)
+
+    def close(self) -> None:
+        """Close the archive."""
+        self._zip.close()
+
+
+def _read_npy_header(file: Any) -> tuple[tuple[int, ...], bool, "np.dtype[Any]"]:
+    version = np.lib.format.read_magic(file)
+    read = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }.get(version)
+    if read is None:
+        raise ValueError(f"npy version {version} is not supported")
+    shape, fortran, dtype = read(file)
+    if dtype.hasobject:
+        raise ValueError("arrays of Python objects are not weights")
+    return shape, fortran, dtype
+
+
+class ArrayCheckpoint(_Base):
+    """Arrays in memory."""
+
+    def __init__(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        self.path = "<arrays>"
+        self.metadata = {}
+        self._arrays = {name: np.asarray(array) for name, array in arrays.items()}
+        self.tensors = {
+            name: TensorInfo(name, of_array(array.dtype), array.shape)
+            for name, array in self._arrays.items()
+        }
+        self._refuse_reserved()
+
+    def blocks(self, name: str, size: int) -> Iterator[NDArray[np.uint8]]:
+        """Slices of the array."""
+        return _array_blocks(self._arrays[name], size)
+
+
+def _array_blocks(array: NDArray[Any], size: int) -> Iterator[NDArray[np.uint8]]:
+    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    for start in range(0, flat.size, size):
+        yield flat[start : start + size]
+
+
+def same_tensor(
+    one: TensorInfo, other: TensorInfo | None, where: str, *, dtype: bool = True
+) -> None:
+    """Raise TensorMismatch unless both have the same shape and, if asked, the same dtype."""
+    if other is None:
+        raise TensorMismatch(f"{where}: tensor {one.name!r} is missing")
+    if other.shape != one.shape:
+        raise TensorMismatch(
+            f"{where}: tensor {one.name!r}: shape {list(other.shape)}, expected {list(one.shape)}"
+        )
+    if dtype and other.dtype != one.dtype:
+        raise TensorMismatch(
+            f"{where}: tensor {one.name!r}: dtype {other.dtype.name}, expected {one.dtype.name}"
+        )
+
+
+__all__ = ["Checkpoint", "CheckpointLike", "open_checkpoint"]

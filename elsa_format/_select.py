@@ -1,0 +1,136 @@
+"""Which weights a magnitude level keeps: exact counts, bounded memory, no sort.
+
+The K-th largest magnitude is found digit by digit over the bit patterns, whose order is that of the
+magnitudes: one pass over the weights for every 16 bits, for all levels at once.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elsa_format import _kernels
+from elsa_format._errors import InfeasibleLevels
+
+TABLE_BYTES = 16 << 20
+"""Most memory for histograms: 16-bit digits for up to 32 different prefixes."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """For every level: keep keys above the threshold, and the first `ties` equal to it."""
+
+    thresholds: NDArray[np.uint64]
+    ties: NDArray[np.int64]
+
+
+def kept_count(sparsity: Fraction, weights: int) -> int:
+    """How many of the weights a level keeps.
+
+    >>> kept_count(Fraction(95, 100), 1000)
+    50
+    """
+    return weights - round(sparsity * weights)
+
+
+def find_cut(
+    passes: Callable[[], Iterable[NDArray[Any]]], key_bits: int, keep: Sequence[int]
+) -> Cut:
+    """The cut that keeps exactly `keep[t]` of the largest keys at each level.
+
+    `passes()` gives the words once more, in the same order; their key is all but the sign bit.
+    """
+    found = [0] * len(keep)
+    ranks = list(keep)
+    shift = key_bits
+    while shift:
+        prefixes = np.unique(np.array(found, np.uint64))
+        digits = 16 if prefixes.size * (8 << 16) <= TABLE_BYTES else 12
+        digits = min(digits, shift)
+        shift -= digits
+        table = np.zeros((prefixes.size, 1 << digits), np.uint64)
+        for words in passes():
+            _kernels.histogram(words, shift, digits, prefixes, table)
+        from_top = table[:, ::-1].cumsum(axis=1)
+        for t, rank in enumerate(ranks):
+            row = from_top[np.searchsorted(prefixes, found[t])]
+            # The digit at which the running count first reaches the rank.
+            at = min(int(np.searchsorted(row, max(rank, 1))), row.size - 1)
+            ranks[t] = rank - (int(row[at - 1]) if at else 0)
+            found[t] = found[t] << digits | (row.size - 1 - at)
+    for t, count in enumerate(keep):
+        if count == 0:
+            found[t], ranks[t] = (1 << key_bits) - 1, 0
+    return Cut(np.array(found, np.uint64), np.array(ranks, np.int64))
+
+
+def magnitude_counters(words: NDArray[Any], cut: Cut) -> NDArray[np.uint8]:
+    """Counters of the next weights; uses up the cut's ties in the order of the weights."""
+    counters = np.empty(words.size, np.uint8)
+    _kernels.assign(words, cut.thresholds, cut.ties, counters)
+    return counters
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """N:M: at most N of every M neighbouring weights."""
+
+    n: int
+    m: int
+
+    @property
+    def sparsity(self) -> Fraction:
+        """The fraction of zeros."""
+        return 1 - Fraction(self.n, self.m)
+
+    def __str__(self) -> str:
+        return f"{self.n}:{self.m}"
+
+
+def check_patterns(patterns: Sequence[Pattern]) -> None:
+    """Refuse patterns that do not nest for every choice of weights."""
+    for pattern in patterns:
+        if not 1 <= pattern.n <= pattern.m:
+            raise InfeasibleLevels(f"pattern {pattern}: expected N:M with 1 ≤ N ≤ M")
+    for sparse, dense in pairwise(patterns):
+        if dense.sparsity >= sparse.sparsity:
+            raise InfeasibleLevels(f"pattern {dense} after {sparse}: the density must rise")
+        worst = max(
+            sum(min(sparse.n, overlap) for overlap in _overlaps(offset, dense.m, sparse.m))
+            for offset in range(sparse.m)
+            if offset % np.gcd(sparse.m, dense.m) == 0
+        )
+        if worst > dense.n:
+            raise InfeasibleLevels(
+                f"pattern {dense} after {sparse}: {worst} of {dense.m} weights may be frozen, "
+                f"but {dense} keeps {dense.n}"
+            )
+
+
+def _overlaps(offset: int, size: int, block: int) -> Iterator[int]:
+    """How a run that starts at an offset of a block is cut by the blocks."""
+    while size:
+        part = min(size, block - offset)
+        yield part
+        offset, size = 0, size - part
+
+
+def pattern_counters(keys: NDArray[Any], patterns: Sequence[Pattern]) -> NDArray[np.uint8]:
+    """Counters of magnitudes whose groups lie along the last axis; ties go to the lower index."""
+    counters = np.zeros(keys.shape, np.uint8)
+    pinned = np.iinfo(keys.dtype).max
+    for level, pattern in enumerate(patterns, 1):
+        left = np.where(counters > 0, pinned, keys).reshape(-1, pattern.m)
+        chosen = counters.reshape(-1, pattern.m)
+        rows = np.arange(len(left))
+        for _ in range(pattern.n):
+            best = left.argmax(axis=1)
+            value = left[rows, best]
+            new = (value > 0) & (value < pinned)
+            chosen[rows[new], best[new]] = level
+            left[rows, best] = 0
+    return counters
