@@ -1,0 +1,50 @@
+"""Errors of the converters, beside those of elsa_format.
+
+FormatError
+├── InvalidOnnx          not an ONNX model, or one that contradicts itself
+├── InvalidExternalData  external data that is missing, too short or out of its file
+├── UnsupportedOnnx      valid, but not something a level can be exported to
+└── TemplateMismatch     the template's tensors are not those of the ELSA file
+"""
+
+from collections.abc import Sequence
+
+from elsa_format import FormatError
+
+
+class InvalidOnnx(FormatError):
+    """The file is not a valid ONNX model."""
+
+
+class InvalidExternalData(FormatError):
+    """A tensor's external data is missing, too short or badly described."""
+
+
+class UnsupportedOnnx(FormatError):
+    """The model uses something that has no counterpart here."""
+
+
+class TemplateMismatch(FormatError):
+    """The template's tensors are not those of the ELSA file; `rows` lists every difference."""
+
+    def __init__(self, where: str, rows: Sequence[tuple[str, str, str]]) -> None:
+        self.rows = tuple(rows)
+        name, template, stored = rows[0]
+        more = f" (and {len(rows) - 1} more)" if len(rows) > 1 else ""
+        super().__init__(
+            f"{where}: tensor {name!r}: the template has {template}, the ELSA file {stored}{more}"
+        )
+
+    def table(self) -> str:
+        """The differences as aligned text, one tensor a line."""
+        lines = [("tensor", "template", "ELSA file"), *map(_printable, self.rows)]
+        widths = [max(len(line[column]) for line in lines) for column in range(2)]
+        return "\n".join(
+            f"{name:<{widths[0]}}  {template:<{widths[1]}}  {stored}"
+            for name, template, stored in lines
+        )
+
+
+def _printable(row: tuple[str, str, str]) -> tuple[str, str, str]:
+    name = "".join(c if c.isprintable() else "?" for c in row[0])
+    return name, *row[1:]

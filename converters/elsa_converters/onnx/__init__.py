@@ -1,0 +1,28 @@
+"""ONNX both ways: import any model, export any level or all of them, run a level from memory.
+
+>>> from elsa_converters import onnx
+>>> onnx.export("net.safetensors", "net.onnx", "level2.onnx", level=2)  # doctest: +SKIP
+>>> net = onnx.session("net.safetensors", "net.onnx", level=2)  # doctest: +SKIP
+"""
+
+from elsa_converters._errors import (
+    InvalidExternalData,
+    InvalidOnnx,
+    TemplateMismatch,
+    UnsupportedOnnx,
+)
+from elsa_converters.onnx._export import export
+from elsa_converters.onnx._session import LevelSession, session
+from elsa_converters.onnx._template import OnnxCheckpoint, write_template
+
+__all__ = [
+    "InvalidExternalData",
+    "InvalidOnnx",
+    "LevelSession",
+    "OnnxCheckpoint",
+    "TemplateMismatch",
+    "UnsupportedOnnx",
+    "export",
+    "session",
+    "write_template",
+]

@@ -1,0 +1,135 @@
+"""Binding a template to an ELSA file: the same names, shapes, dtypes and, where shared, values."""
+
+from dataclasses import dataclass
+
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
+
+from elsa_converters._errors import TemplateMismatch, UnsupportedOnnx
+from elsa_converters.onnx._graphs import all_graphs, defined
+from elsa_converters.onnx._hoist import remove_named
+from elsa_converters.onnx._model import TEMPLATE_KEY, Model
+from elsa_converters.onnx._weights import TO_ONNX, Weight
+from elsa_format._header import Header, TensorInfo
+from elsa_format._profile import Profile
+from elsa_format._stream import plain_names
+
+_NOTHING = "nothing"
+_FIRST_OPSET_WITH_BF16 = 13
+
+
+@dataclass(frozen=True)
+class Binding:
+    """A template and an ELSA file that fit each other."""
+
+    model: Model
+    header: Header
+    profile: Profile
+    proto: ModelProto
+    """The template's graph without the initializers that come from elsewhere."""
+    initializers: dict[str, str]
+    """For each tensor of the file that the graph uses, the initializer that takes its bytes."""
+    rest: dict[str, Weight]
+    """Weights that only the template has."""
+
+    def info(self, name: str) -> TensorInfo:
+        """The initializer of a tensor: its name in the graph, dtype and shape as stored."""
+        stored = self.header.tensors[name]
+        return TensorInfo(self.initializers[name], stored.dtype, stored.shape)
+
+
+def bind(model: Model, header: Header, profile: Profile) -> Binding:
+    """Check that the template is of this file's network, and let its graph take stored tensors.
+
+    Integers that the graph has no use for (step counters) may be missing from the template.
+    """
+    _compare(model, header, profile)
+    proto = ModelProto()
+    proto.CopyFrom(model.proto)
+    remove_named(proto.graph.initializer, model.weights.keys())
+    for index in reversed(range(len(proto.metadata_props))):
+        if proto.metadata_props[index].key == TEMPLATE_KEY:
+            del proto.metadata_props[index]
+    initializers, casts, fresh = {}, [], FreshNames(proto.graph)
+    for name in plain_names(header):
+        if name not in model.weights:
+            continue
+        initializers[name] = name
+        if header.tensors[name].dtype.name not in TO_ONNX:
+            raise UnsupportedOnnx(
+                f"{model.path}: tensor {name!r}: ONNX has no {header.tensors[name].dtype.name}"
+            )
+        if model.weights[name].info.dtype != header.tensors[name].dtype:
+            initializers[name] = fresh(f"{name}.stored")
+            casts.append(_cast_to_float(initializers[name], name))
+    compute_first(proto.graph, casts)
+    rest = {name: w for name, w in model.weights.items() if name not in initializers}
+    return Binding(model, header, profile, proto, initializers, rest)
+
+
+def compute_first(graph: GraphProto, nodes: list[NodeProto]) -> None:
+    """Put nodes before all others; what they compute cannot be an input of the graph any more."""
+    if not nodes:
+        return
+    remove_named(graph.input, {name for node in nodes for name in node.output})
+    old = [NodeProto.FromString(node.SerializeToString()) for node in graph.node]
+    del graph.node[:]
+    graph.node.extend([*nodes, *old])
+
+
+def _compare(model: Model, header: Header, profile: Profile) -> None:
+    rows = []
+    for name in plain_names(header):
+        info, weight = header.tensors[name], model.weights.get(name)
+        if weight is None:
+            if info.dtype.nestable:
+                folded = " (folded away?)" if name in profile.per_level else ""
+                rows.append((name, _NOTHING + folded, describe(info)))
+        elif weight.info.shape != info.shape or not _fits(weight.info, info, model.opset):
+            rows.append((name, describe(weight.info), describe(info)))
+    for name, weight in model.weights.items():
+        if weight.source is None and name not in header.tensors:
+            rows.append((name, describe(weight.info), _NOTHING))
+    if rows:
+        raise TemplateMismatch(str(model.path), rows)
+
+
+def describe(info: TensorInfo) -> str:
+    """dtype and shape, as the table shows them.
+
+    >>> from elsa_format._dtypes import DTYPES
+    >>> describe(TensorInfo("w", DTYPES["F32"], (3, 4)))
+    'F32 [3, 4]'
+    """
+    return f"{info.dtype.name} {list(info.shape)}"
+
+
+def _fits(wanted: TensorInfo, stored: TensorInfo, opset: int) -> bool:
+    return wanted.dtype == stored.dtype or _is_widened(wanted, stored, opset)
+
+
+def _is_widened(wanted: TensorInfo, stored: TensorInfo, opset: int) -> bool:
+    """Whether the graph wants float32 of a tensor stored in 16 bits: exact, so it can cast."""
+    if wanted.dtype.name != "F32":
+        return False
+    return stored.dtype.name == "F16" or (
+        stored.dtype.name == "BF16" and opset >= _FIRST_OPSET_WITH_BF16
+    )
+
+
+class FreshNames:
+    """Names for values that are added to a graph."""
+
+    def __init__(self, graph: GraphProto) -> None:
+        self.taken = {name for inner in all_graphs(graph) for name in defined(inner)}
+
+    def __call__(self, wanted: str) -> str:
+        name, number = wanted, 1
+        while name in self.taken:
+            number += 1
+            name = f"{wanted}.{number}"
+        self.taken.add(name)
+        return name
+
+
+def _cast_to_float(stored: str, result: str) -> NodeProto:
+    return helper.make_node("Cast", [stored], [result], to=TensorProto.FLOAT)

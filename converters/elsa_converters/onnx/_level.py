@@ -1,0 +1,121 @@
+"""One pass over an ELSA file that gives a level's bytes to a template's initializers."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elsa_converters._errors import TemplateMismatch
+from elsa_converters.onnx._bind import Binding, bind
+from elsa_converters.onnx._model import Model, read_model
+from elsa_converters.onnx._values import ValueCheck
+from elsa_format import _kernels
+from elsa_format._profile import LevelLike
+from elsa_format._stream import (
+    BLOCK,
+    BlockReader,
+    Progress,
+    Source,
+    Step,
+    as_array,
+    ignore,
+    open_source,
+    plain_names,
+    plan,
+    read_profile,
+)
+
+Template = str | os.PathLike[str] | Model
+Block = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class LevelPass:
+    """A level about to be read; `blocks` can be run through once."""
+
+    binding: Binding
+    level: int | None
+    reader: BlockReader
+
+    def kept(self, name: str) -> int | None:
+        """How many weights the level keeps of a tensor; None if it is not a nested one."""
+        counts = self.binding.profile.nested.get(name)
+        return None if counts is None or self.level is None else counts[self.level - 1]
+
+    def steps(self) -> list[Step]:
+        """What becomes of each stored tensor, in stored order."""
+        return plan(self.binding.header, self.binding.profile, self.level)
+
+    def names(self) -> list[str]:
+        """The tensors of the file that the template uses, in the order their bytes arrive."""
+        used = self.binding.initializers
+        return [step.name for step in self.steps() if step.name in used and step.name is not None]
+
+    def blocks(self) -> Iterator[tuple[str, Block]]:
+        """(tensor, bytes of the level), then what only the template has; blocks are reused."""
+        rows = []
+        for step in self.steps():
+            check = self._check(step)
+            for block in self.reader.blocks(step.info):
+                if step.name is None or step.name not in self.binding.initializers:
+                    continue
+                if check is not None:
+                    check.update(block)
+                if step.nested and self.level is not None:
+                    words = block.view(step.info.dtype.words)
+                    _kernels.mask(words, words, self.binding.profile.bits, self.level)
+                yield step.name, block
+            row = check.row() if check is not None else None
+            if row is not None:
+                rows.append(row)
+        self.reader.finish()
+        if rows:
+            raise TemplateMismatch(str(self.binding.model.path), rows)
+        for name, weight in self.binding.rest.items():
+            for block in weight.blocks(BLOCK):
+                yield name, block
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The whole level in memory, and what only the template has."""
+        infos = {name: self.binding.header.tensors[name] for name in self.names()}
+        infos |= {name: weight.info for name, weight in self.binding.rest.items()}
+        flat = {name: np.empty(info.nbytes, np.uint8) for name, info in infos.items()}
+        positions = dict.fromkeys(infos, 0)
+        for name, block in self.blocks():
+            start = positions[name]
+            positions[name] = start + block.size
+            flat[name][start : positions[name]] = block
+        where = self.reader.source.name
+        return {name: as_array(flat[name], info, where) for name, info in infos.items()}
+
+    def _check(self, step: Step) -> ValueCheck | None:
+        # Per-level tensors are replaced whatever the template has: its values are some level's.
+        name, profile = step.name, self.binding.profile
+        if name is None or name not in self.binding.initializers or name in profile.per_level:
+            return None
+        bits = profile.bits if name in profile.nested else None
+        return ValueCheck(self.binding.model.weights[name], step.info, bits, BLOCK)
+
+
+@contextlib.contextmanager
+def open_level(
+    source: Source,
+    template: Template,
+    level: LevelLike,
+    *,
+    verify: bool = True,
+    progress: Progress = ignore,
+) -> Iterator[LevelPass]:
+    """Read the headers of both files, bind one to the other, and get ready to read the level."""
+    with open_source(source) as opened:
+        header, profile = read_profile(opened)
+        number = profile.level_number(level, opened.name)
+        if not isinstance(template, Model):
+            template = read_model(template, also=set(plain_names(header)))
+        binding = bind(template, header, profile)
+        reader = BlockReader(opened, header, profile if verify else None, progress=progress)
+        yield LevelPass(binding, number, reader)

@@ -1,0 +1,96 @@
+"""Run a level from memory: no file is written, and another level is one call away."""
+
+import io
+import os
+from typing import Any
+
+import onnxruntime
+from numpy.typing import NDArray
+from onnx import ModelProto
+
+from elsa_converters.onnx._bind import Binding
+from elsa_converters.onnx._level import Template, open_level
+from elsa_converters.onnx._weights import TO_ONNX
+from elsa_converters.onnx._wire import LARGE
+from elsa_converters.onnx._writer import header_of, point_to
+from elsa_format._profile import LevelLike
+from elsa_format._stream import Source
+
+
+def session(
+    source: Source, template: Template, *, level: LevelLike, **ort_options: Any
+) -> "LevelSession":
+    """An onnxruntime session of one level of an ELSA file, which may be a pipe.
+
+    Options are attributes of onnxruntime.SessionOptions by name (`intra_op_num_threads=2`) and
+    arguments of InferenceSession (`providers=`, `sess_options=`, …).
+
+    >>> net = session("net.safetensors", "net.onnx", level=2)  # doctest: +SKIP
+    >>> net.run(None, {"x": x})  # doctest: +SKIP
+    >>> net.use_level(1)  # doctest: +SKIP
+    """
+    return LevelSession(source, template, level, ort_options)
+
+
+class LevelSession(onnxruntime.InferenceSession):  # type: ignore[misc]
+    """An InferenceSession of one level; `use_level` turns it into one of another."""
+
+    level: LevelLike
+
+    def __init__(
+        self, source: Source, template: Template, level: LevelLike, options: dict[str, Any]
+    ) -> None:
+        self._elsa_source, self._elsa_template = source, template
+        self._elsa_options = options
+        self._create(level)
+
+    def use_level(self, level: LevelLike) -> None:
+        """Load another level of the same file; a stream is used up and cannot give another one."""
+        if not isinstance(self._elsa_source, str | os.PathLike):
+            raise io.UnsupportedOperation("a stream has one level to give; open a session anew")
+        if "sess_options" in self._elsa_options:
+            raise ValueError("a SessionOptions object serves once: give its settings by name")
+        self._create(level)
+
+    def _create(self, level: LevelLike) -> None:
+        options, arguments = _split(self._elsa_options)
+        with open_level(self._elsa_source, self._elsa_template, level) as opened:
+            arrays = opened.arrays()
+            binding = opened.binding
+        self._elsa_template = binding.model  # parsed once
+        graph, values = _with_values(binding, arrays)
+        options.add_external_initializers(list(values), list(values.values()))
+        super().__init__(graph, options, **arguments)
+        # Until here the values had to live; the session has copies of its own.
+        del values, arrays
+        self.level = level
+
+
+def _split(given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    arguments = dict(given)
+    options = arguments.pop("sess_options", None)
+    if options is None:
+        options = onnxruntime.SessionOptions()
+    for name in list(arguments):
+        if hasattr(onnxruntime.SessionOptions, name):
+            setattr(options, name, arguments.pop(name))
+    return options, arguments
+
+
+def _with_values(binding: Binding, arrays: dict[str, NDArray[Any]]) -> tuple[bytes, dict[str, Any]]:
+    """The model's bytes with placeholders for its tensors, and the tensors."""
+    proto, values = ModelProto(), {}
+    proto.CopyFrom(binding.proto)
+    for name, array in arrays.items():
+        rest = binding.rest.get(name)
+        info = binding.info(name) if rest is None else rest.info
+        tensor = header_of(info)
+        if info.nbytes < LARGE:
+            # Small ones are copied into the graph, where shape inference can see them.
+            tensor.raw_data = array.tobytes()
+        else:
+            point_to(tensor, "elsa", 0, info.nbytes)
+            code = TO_ONNX[info.dtype.name]
+            values[info.name] = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, code)
+        proto.graph.initializer.append(tensor)
+    return proto.SerializeToString(), values
