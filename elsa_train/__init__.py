@@ -1,0 +1,111 @@
+"""Train sparse networks nested in one dense network, and write them as an ELSA file.
+
+>>> from elsa_train import Network, multi_level, parse_levels, write_file
+>>> levels = parse_levels("95,90,80")
+>>> result = multi_level(Network(params), levels, sparsify, densify)  # doctest: +SKIP
+>>> write_file("model.safetensors", result)  # doctest: +SKIP
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from elsa_train import data, models
+    from elsa_train._jaxpruner import JaxprunerRule, jaxpruner_rules
+    from elsa_train._levels import Level, check_levels, parse_levels
+    from elsa_train._method import (
+        apply_updates,
+        counters,
+        embed,
+        finish,
+        freeze,
+        freeze_updates,
+        learnable,
+        sparse,
+    )
+    from elsa_train._multilevel import (
+        Densify,
+        FrozenLevel,
+        Network,
+        Progress,
+        Result,
+        Sparsify,
+        multi_level,
+        no_densify,
+        write_file,
+    )
+    from elsa_train._recalibrate import recalibrate
+    from elsa_train._recipe import Recipe, read_recipe
+    from elsa_train._sparsify import Pruner, Schedule, Scope
+
+__all__ = [
+    "Densify",
+    "FrozenLevel",
+    "JaxprunerRule",
+    "Level",
+    "Network",
+    "Progress",
+    "Pruner",
+    "Recipe",
+    "Result",
+    "Schedule",
+    "Scope",
+    "Sparsify",
+    "apply_updates",
+    "check_levels",
+    "counters",
+    "data",
+    "embed",
+    "finish",
+    "freeze",
+    "freeze_updates",
+    "jaxpruner_rules",
+    "learnable",
+    "models",
+    "multi_level",
+    "no_densify",
+    "parse_levels",
+    "read_recipe",
+    "recalibrate",
+    "sparse",
+    "write_file",
+]
+
+_HOME = {
+    "_jaxpruner": ("JaxprunerRule", "jaxpruner_rules"),
+    "_levels": ("Level", "check_levels", "parse_levels"),
+    "_method": (
+        "apply_updates",
+        "counters",
+        "embed",
+        "finish",
+        "freeze",
+        "freeze_updates",
+        "learnable",
+        "sparse",
+    ),
+    "_multilevel": (
+        "Densify",
+        "FrozenLevel",
+        "Network",
+        "Progress",
+        "Result",
+        "Sparsify",
+        "multi_level",
+        "no_densify",
+        "write_file",
+    ),
+    "_recalibrate": ("recalibrate",),
+    "_recipe": ("Recipe", "read_recipe"),
+    "_sparsify": ("Pruner", "Schedule", "Scope"),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    # Loaded when used: `elsa-train --help` must not wait for JAX.
+    if name in _MODULE_OF:
+        return getattr(import_module(f"elsa_train.{_MODULE_OF[name]}"), name)
+    if name in ("data", "models"):
+        return import_module(f"elsa_train.{name}")
+    raise AttributeError(f"module 'elsa_train' has no attribute {name!r}")

@@ -1,0 +1,160 @@
+"""Checkpoints of a run in progress, and the signal to stop."""
+
+import signal
+import threading
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, NamedTuple, Self
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from elsa_train import _method
+from elsa_train._errors import BadRecipe, NonFiniteLoss
+from elsa_train._levels import Level
+from elsa_train._loop import Carry, Phase
+from elsa_train._multilevel import FrozenLevel, Network, Progress, without_state
+
+PyTree = Any
+# Orbax numbers checkpoints by one integer: the phase, then the step in it.
+STEPS = 10**9
+
+
+class Saved(NamedTuple):
+    """A run in progress; phase is None between routines."""
+
+    progress: Progress
+    phase: Phase | None
+
+
+class Checkpoints:
+    """The last checkpoints of a run, written by orbax while the run goes on."""
+
+    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
+        """Open the folder; settings must be those of the checkpoints in it."""
+        self._settings = settings
+        self._manager = ocp.CheckpointManager(
+            folder.absolute(),
+            options=ocp.CheckpointManagerOptions(max_to_keep=2, create=True),
+        )
+
+    def save(self, progress: Progress, phase: Phase | None = None) -> None:
+        """Save, unless something is not finite: then the last good checkpoint stays the last."""
+        if phase is not None and not _method.all_finite(phase.carry):
+            raise NonFiniteLoss("weights or optimizer state are not finite; nothing was saved")
+        step = 0 if phase is None else phase.step
+        number = (progress.done + 2) * STEPS + step
+        if number in self._manager.all_steps():
+            return
+        meta = {
+            "settings": self._settings,
+            "done": progress.done,
+            "step": step if phase is not None else None,
+            "frozen": [asdict(without_state(frozen)) for frozen in progress.frozen],
+        }
+        arrays = _arrays(progress, phase)
+        self._manager.save(
+            number,
+            args=ocp.args.Composite(
+                arrays=ocp.args.StandardSave(arrays),
+                meta=ocp.args.JsonSave(meta),
+            ),
+        )
+
+    def restore(self, start: Progress, phase: Phase) -> Saved | None:
+        """Read the last checkpoint, into trees like these."""
+        number = self._manager.latest_step()
+        if number is None:
+            return None
+        meta = self._manager.restore(number, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))[
+            "meta"
+        ]
+        if meta["settings"] != self._settings:
+            raise BadRecipe(
+                "the folder holds a run with other settings: give another --out, or --restart"
+            )
+        frozen = tuple(_record(entry, start.network.state) for entry in meta["frozen"])
+        within = meta["step"] is not None
+        like = _arrays(start._replace(frozen=frozen), phase if within else None)
+        arrays = self._manager.restore(
+            number,
+            args=ocp.args.Composite(
+                arrays=ocp.args.StandardRestore(jax.tree.map(ocp.utils.to_shape_dtype_struct, like))
+            ),
+        )["arrays"]
+        states = [jax.tree.map(np.asarray, state) for state in arrays["frozen"]]
+        progress = Progress(
+            meta["done"],
+            Network(arrays["params"], arrays["state"]),
+            arrays["counters"],
+            tuple(
+                _record(entry, state) for entry, state in zip(meta["frozen"], states, strict=True)
+            ),
+        )
+        if not within:
+            return Saved(progress, None)
+        carry = Carry(*(arrays["phase"][name] for name in Carry._fields))
+        return Saved(progress, Phase(meta["step"], carry, arrays["phase"]["kept"]))
+
+    def close(self) -> None:
+        """Wait until what was saved is on disk."""
+        self._manager.wait_until_finished()
+        self._manager.close()
+
+
+def _arrays(progress: Progress, phase: Phase | None) -> PyTree:
+    tree = {
+        "params": progress.network.params,
+        "state": progress.network.state,
+        "counters": progress.counters,
+        "frozen": [frozen.state for frozen in progress.frozen],
+    }
+    if phase is not None:
+        tree["phase"] = {**phase.carry._asdict(), "kept": phase.kept}
+    return tree
+
+
+def _record(entry: dict[str, Any], state: PyTree) -> FrozenLevel:
+    pattern = entry["level"]["pattern"]
+    level = Level(**{**entry["level"], "pattern": tuple(pattern) if pattern else None})
+    return FrozenLevel(**{**entry, "level": level, "state": jax.tree.map(np.asarray, state)})
+
+
+class StopSignal:
+    """Remember SIGTERM instead of dying of it."""
+
+    def __init__(self) -> None:
+        """Nothing is remembered yet."""
+        self.seen = False
+        self._before: Any = None
+
+    def __enter__(self) -> Self:
+        """Take the signal over, where Python allows it."""
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGTERM, self._remember)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Give it back."""
+        if self._before is not None:
+            signal.signal(signal.SIGTERM, self._before)
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        self.seen = True
+
+    def agreed(self, step: int) -> bool:
+        """Tell whether to stop; several hosts ask each other, every ten steps."""
+        if jax.process_count() == 1:
+            return self.seen
+        if step % 10:
+            return False
+        from jax.experimental import multihost_utils
+
+        return bool(np.any(multihost_utils.process_allgather(np.array(self.seen))))

@@ -1,0 +1,133 @@
+"""Batch-norm statistics of a level, recomputed from unlabeled data."""
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import elsa_format
+from elsa_train._errors import BadRecipe
+from elsa_train._tree import flatten, unflatten
+from elsa_train.data.augment import normalize
+from elsa_train.data.protocol import Data
+from elsa_train.models import build
+
+PyTree = Any
+
+
+def recalibrate(
+    source: str | Path,
+    out: str | Path,
+    *,
+    level: int | str,
+    data: Data,
+    images: int = 1024,
+    batch_size: int = 128,
+    force: bool = False,
+) -> None:
+    """Write the file anew, with one level's statistics those of the given images.
+
+    The weights, and so every level's weights, keep their bits; measures and digest of the level
+    change with its statistics: its old measures are left out.
+    """
+    with elsa_format.open(source) as file:
+        number = _number(file, level)
+        if not file.per_level:
+            raise BadRecipe(f"{source}: has no per-level tensors to recompute")
+        settings = json.loads(file.metadata.get("elsa_train", "null"))
+        if settings is None:
+            raise BadRecipe(f"{source}: does not say which model it is (no elsa_train metadata)")
+        tensors = file.load(number)
+        dense = file.load("dense")
+        variants = {
+            name: [file.tensor(name, t) for t in range(1, len(file.levels) + 1)]
+            for name in file.per_level
+        }
+        specs = [
+            elsa_format.LevelSpec(
+                found.name,
+                target=found.target,
+                pattern=found.pattern,
+                metrics={} if t == number else found.metrics,
+            )
+            for t, found in enumerate(file.levels, 1)
+        ]
+        metrics = None if number == "dense" else dict(file.profile.dense_metrics)
+        bits, nested, metadata = file.bits, list(file.nested), dict(file.metadata)
+
+    found = statistics(settings, tensors, data, images, batch_size)
+    if found.keys() != variants.keys():
+        raise BadRecipe(f"{source}: its per-level tensors are not the model's statistics")
+    for name, value in found.items():
+        if number == "dense":
+            dense[name] = value
+        else:
+            assert isinstance(number, int)
+            variants[name][number - 1] = value
+    elsa_format.write(
+        out,
+        dense,
+        bits=bits,
+        levels=specs,
+        nested=nested,
+        per_level=variants,
+        dense_metrics=metrics,
+        metadata={k: v for k, v in metadata.items() if k != "elsa"},
+        force=force,
+    )
+
+
+def statistics(
+    settings: dict[str, Any], tensors: dict[str, Any], data: Data, images: int, batch_size: int
+) -> dict[str, Any]:
+    """Run the network on images and return mean and variance of what each batch norm sees."""
+    # Momentum 0: a forward pass in training mode leaves exactly the batch's own statistics.
+    model = build(
+        settings["model"],
+        num_classes=data.num_classes,
+        width=settings["width"],
+        dtype=jnp.dtype(settings["dtype"]),
+        momentum=0.0,
+    )
+    like = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, *data.shape())))
+    params = jax.tree.map(
+        lambda x, t: jnp.asarray(x, t.dtype), unflatten(like["params"], tensors), like["params"]
+    )
+    state = jax.tree.map(jnp.asarray, unflatten(like["batch_stats"], tensors))
+
+    @jax.jit
+    def seen(batch: jax.Array) -> PyTree:
+        inputs = normalize(batch, data.mean, data.std)
+        variables = {"params": params, "batch_stats": state}
+        return model.apply(variables, inputs, train=True, mutable=["batch_stats"])[1]["batch_stats"]
+
+    order = np.random.default_rng(0).permutation(data.size("train"))[:images]
+    size = min(batch_size, len(order))
+    batches = [
+        flatten(jax.tree.map(np.asarray, seen(data.batch("train", order[i : i + size], 0)[0])))
+        for i in range(0, len(order) - size + 1, size)
+    ]
+    result = {}
+    for name in batches[0]:
+        if name.endswith("/mean"):
+            base = name.removesuffix("mean")
+            means = np.stack([b[name] for b in batches]).astype(np.float64)
+            variances = np.stack([b[f"{base}var"] for b in batches]).astype(np.float64)
+            # Law of total variance over equally large batches.
+            result[name] = means.mean(0).astype(np.float32)
+            result[f"{base}var"] = (variances.mean(0) + means.var(0)).astype(np.float32)
+    return result
+
+
+def _number(file: elsa_format.File, level: int | str) -> int | Literal["dense"]:
+    text = str(level)
+    if text == "dense":
+        return "dense"
+    for t, found in enumerate(file.levels, 1):
+        if text in (str(t), found.name):
+            return t
+    names = ", ".join(found.name for found in file.levels)
+    raise elsa_format.NoSuchLevel(f"level {text!r}: found {names}")

@@ -1,0 +1,198 @@
+"""What a run tells: progress, JSON lines, the table of results and its plot."""
+
+import dataclasses
+import json
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from elsa_train._loop import Report
+from elsa_train._multilevel import FrozenLevel
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the result table; accuracies from 0 to 1, None where not measured."""
+
+    level: str
+    sparsity: float
+    nonzero: int
+    elsa: float
+    reference: float | None = None
+    equal_epochs: float | None = None
+
+
+class Reporter:
+    """Progress on a stream, a line a second on a terminal, and metrics as JSON lines in a file."""
+
+    def __init__(
+        self, stream: IO[str] = sys.stderr, lines: Path | None = None, every: float | None = None
+    ) -> None:
+        """Open the file of JSON lines to append to."""
+        self._stream = stream
+        self._terminal = stream.isatty()
+        self._every = (1.0 if self._terminal else 10.0) if every is None else every
+        self._lines = lines.open("a", encoding="utf-8") if lines else None
+        self._started = self._shown = time.monotonic()
+        self._total = self._done = self._skipped = self._images = 0
+
+    def expect(self, steps: int) -> None:
+        """Add steps to the time left."""
+        self._total += steps
+
+    def resumed(self, steps: int) -> None:
+        """Count steps that an earlier run has done."""
+        self._done += steps
+        self._skipped += steps
+        self._say(f"resumed after {steps} steps")
+
+    def watch(self, report: Report) -> None:
+        """Take a phase's report."""
+        now = time.monotonic()
+        self._images += report.images
+        batch_steps = self._step_count(report)
+        self._done += batch_steps
+        elapsed = now - self._started
+        rate = self._images / max(elapsed, 1e-9)
+        steps = self._done - self._skipped
+        left = elapsed / max(steps, 1) * max(self._total - self._done, 0)
+        self._write({**report._asdict(), "images_per_second": round(rate, 1)})
+        if now - self._shown < self._every and report.step < report.steps:
+            return
+        self._shown = now
+        line = (
+            f"{report.phase}: step {report.step}/{report.steps}  loss {report.loss:.4f}  "
+            f"accuracy {report.accuracy:.2%}  sparsity {report.sparsity:.2%}  "
+            f"{rate:.0f} images/s  {clock(left)} left"
+        )
+        if self._terminal:
+            print(f"\r\x1b[K{line}", end="", file=self._stream, flush=True)
+        else:
+            print(line, file=self._stream, flush=True)
+
+    def _step_count(self, report: Report) -> int:
+        phase, step = getattr(self, "_last", ("", 0))
+        self._last = (report.phase, report.step)
+        if phase == report.phase and step < report.step:
+            return report.step - step
+        return min(report.step, 20)
+
+    def level(self, frozen: FrozenLevel) -> None:
+        """Tell of a level just frozen."""
+        measures = "  ".join(f"{k} {v:.4f}" for k, v in frozen.metrics.items())
+        self._write({"frozen": frozen.level.name, "sparsity": frozen.sparsity, **frozen.metrics})
+        self._say(f"level {frozen.level.name}: actual sparsity {frozen.sparsity:.4%}  {measures}")
+
+    def dense(self, name: str, metrics: dict[str, float]) -> None:
+        """Tell of a dense network measured."""
+        self._write({"measured": name, **metrics})
+        self._say(f"{name}: " + "  ".join(f"{k} {v:.4f}" for k, v in metrics.items()))
+
+    def _say(self, text: str) -> None:
+        print(f"\r\x1b[K{text}" if self._terminal else text, file=self._stream, flush=True)
+
+    def _write(self, entry: dict[str, Any]) -> None:
+        if self._lines:
+            print(json.dumps(entry), file=self._lines, flush=True)
+
+    def close(self) -> None:
+        """Close the file of JSON lines."""
+        if self._lines:
+            self._lines.close()
+
+
+def clock(seconds: float) -> str:
+    """Write a time as h:mm:ss.
+
+    >>> clock(75)
+    '0:01:15'
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+
+
+def mean_std(values: Sequence[float | None]) -> tuple[float, float] | None:
+    """Return mean and (as in the paper) population standard deviation, if all are there."""
+    found = [value for value in values if value is not None]
+    if not found or len(found) < len(values):
+        return None
+    return statistics.fmean(found), statistics.pstdev(found)
+
+
+def table(seeds: Sequence[Sequence[Row]]) -> str:
+    """Write the paper's table: a row per level, mean ± std over the seeds."""
+    heads = {"elsa": "ELSA", "reference": "reference", "equal_epochs": "reference, equal epochs"}
+    columns = [c for c in heads if any(getattr(row, c) is not None for row in seeds[0])]
+    lines = [
+        "| level | actual sparsity | " + " | ".join(heads[c] for c in columns) + " |",
+        "| --- | --- | " + " | ".join("---" for _ in columns) + " |",
+    ]
+    for rows in zip(*seeds, strict=True):
+        sparsity = (
+            "" if rows[0].level == "dense" else f"{statistics.fmean(r.sparsity for r in rows):.4%}"
+        )
+        cells = []
+        for column in columns:
+            found = mean_std([getattr(row, column) for row in rows])
+            cell = "" if found is None else f"{100 * found[0]:.2f}"
+            if found is not None and len(seeds) > 1:
+                cell += f" ± {100 * found[1]:.2f}"
+            cells.append(cell)
+        lines.append(f"| {rows[0].level} | {sparsity} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def plot(seeds: Sequence[Sequence[Row]], path: Path, title: str = "") -> None:
+    """Draw accuracy over sparsity (Figure 3): logarithmic in non-zero weights, std as a band."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    levels = list(zip(*[rows[:-1] for rows in seeds], strict=True))
+    figure, axes = pyplot.subplots(figsize=(6, 4))
+    x = [statistics.fmean(row.nonzero for row in rows) for rows in levels]
+    for column, colour, label in (
+        ("elsa", "tab:blue", "ELSA"),
+        ("reference", "tab:orange", "reference"),
+        ("equal_epochs", "tab:green", "reference, equal epochs"),
+    ):
+        found = [mean_std([getattr(row, column) for row in rows]) for rows in levels]
+        known = [pair for pair in found if pair is not None]
+        if len(known) < len(levels):
+            continue
+        mean = [100 * m for m, _ in known]
+        low = [100 * (m - s) for m, s in known]
+        high = [100 * (m + s) for m, s in known]
+        axes.plot(x, mean, "o-", color=colour, label=label, markersize=4)
+        axes.fill_between(x, low, high, color=colour, alpha=0.2)
+    dense = [rows[-1] for rows in seeds]
+    for column, colour, label in (
+        ("elsa", "tab:blue", "ELSA dense"),
+        ("reference", "tab:orange", "initial dense"),
+    ):
+        pair = mean_std([getattr(row, column) for row in dense])
+        if pair is not None:
+            axes.axhline(100 * pair[0], linestyle="--", color=colour, label=label)
+    axes.set_xscale("log")
+    names = [rows[0].level for rows in levels]
+    step = max(1, len(x) // 8)
+    axes.set_xticks(x[::step], names[::step])
+    axes.minorticks_off()
+    axes.set_xlabel("sparsity (axis: non-zero weights, logarithmic)")
+    axes.set_ylabel("accuracy, %")
+    axes.set_title(title)
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    pyplot.close(figure)
+
+
+def rows_from_json(values: Sequence[dict[str, Any]]) -> list[Row]:
+    """Read rows as results.json holds them."""
+    known = {field.name for field in dataclasses.fields(Row)}
+    return [Row(**{k: v for k, v in value.items() if k in known}) for value in values]

@@ -1,0 +1,356 @@
+"""A recipe from data to ELSA file: the initial network, multi-level ELSA, and the references."""
+
+import dataclasses
+import json
+import os
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from elsa_train import _method
+from elsa_train._checkpointing import Checkpoints, Saved, StopSignal
+from elsa_train._errors import BadRecipe, Interrupted, NotReproduced
+from elsa_train._jaxpruner import JaxprunerRule, jaxpruner_rules, make_updater
+from elsa_train._levels import Level, parse_levels
+from elsa_train._loop import MaskRule, Phase, Plan, Trainer
+from elsa_train._multilevel import Network, Progress, Result, multi_level, write_file
+from elsa_train._recipe import Recipe
+from elsa_train._report import Reporter, Row
+from elsa_train._sparsify import Pruner, Schedule, Scope
+from elsa_train._tree import flatten, unflatten
+from elsa_train.data import load
+
+PyTree = Any
+REFERENCE, EQUAL_EPOCHS = 1000, 2000
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where a run's files go, and how often it is saved."""
+
+    folder: Path
+    checkpoint_every: int = 500
+    restart: bool = False
+    keep: list[str] = field(default_factory=list)
+
+    @property
+    def model(self) -> Path:
+        """Return the path of the ELSA file."""
+        return self.folder / "model.safetensors"
+
+    @property
+    def results(self) -> Path:
+        """Return the path of the finished run's numbers."""
+        return self.folder / "results.json"
+
+
+class Run:
+    """One seed of a recipe."""
+
+    def __init__(self, recipe: Recipe, seed: int, output: Output, reporter: Reporter) -> None:
+        """Load the data and refuse what can't be trained."""
+        self.recipe, self.seed, self.output, self.reporter = recipe, seed, output, reporter
+        self.trainer = Trainer(recipe, load(recipe.dataset, recipe.data_dir), seed)
+        self.levels = parse_levels(recipe.levels)
+        self.scope = Scope(recipe.scope, recipe.prune, recipe.exclude, recipe.axis)  # type: ignore[arg-type]
+        self.bits = self.scope.check(
+            jax.eval_shape(self.trainer.init).params,
+            self.levels,
+            bits=recipe.bits or None,
+            dtype=recipe.store_dtype,
+        )
+        if recipe.store_dtype == "bfloat16" and self.bits > 2:
+            warnings.warn(
+                f"{self.bits} of bfloat16's 7 mantissa bits hold the counters, at a cost; "
+                "store float32 for this many levels",
+                stacklevel=2,
+            )
+        if recipe.updater:
+            rules = [p.rule for n, p in self.plans().items() if n % 2]
+            steps = min(p.steps for n, p in self.plans().items() if n % 2)
+            updaters = [rule.updater for rule in rules if isinstance(rule, JaxprunerRule)]
+            jaxpruner_rules(updaters, jax.eval_shape(self.trainer.init).params, steps)
+        self.settings = settings_of(recipe, seed)
+
+    def plan(self, number: int, name: str, epochs: float, level: Level | None = None) -> Plan:
+        """Lay out a phase."""
+        recipe, per_epoch = self.recipe, self.trainer.steps_per_epoch
+        steps = round(epochs * per_epoch)
+        rate = recipe.learning_rate * recipe.batch_size / 256
+        if name.startswith("densify"):
+            rate *= recipe.densify_factor
+        rule: MaskRule | None = None
+        if level is not None:
+            steps = max(2, steps)
+            start, end = round(recipe.prune_start * steps), round(recipe.prune_end * steps)
+            end = min(end, steps - 1)
+            schedule = Schedule(start, start if recipe.one_shot else end, recipe.mask_every)
+            rule = Pruner(self.scope, level, schedule, recipe.score)
+            if recipe.updater:
+                updater = make_updater(recipe.updater, self.scope, level, schedule)
+                rule = JaxprunerRule(updater)
+        warmup = min(round(recipe.warmup_epochs * per_epoch), steps // 2)
+        return Plan(number, name, steps, rate, warmup, rule)
+
+    def plans(self) -> dict[int, Plan]:
+        """Lay out all phases of ELSA: 0 the initial network, 2t-1 sparsify, 2t densify."""
+        recipe, last = self.recipe, len(self.levels)
+        plans = [self.plan(0, "dense", recipe.epochs)]
+        for t, level in enumerate(self.levels, 1):
+            plans.append(
+                self.plan(2 * t - 1, f"sparsify {level.name}", recipe.sparsify_epochs, level)
+            )
+            if recipe.densify_between or t == last:
+                plans.append(self.plan(2 * t, f"densify {level.name}", recipe.densify_epochs))
+        return {plan.number: plan for plan in plans}
+
+    def train(self) -> tuple[Result, Network, dict[str, float]]:
+        """Train the initial network and the levels; return these, and the initial one measured."""
+        plans = self.plans()
+        self.reporter.expect(sum(plan.steps for plan in plans.values()))
+        trainer, folder = self.trainer, self.output.folder
+        start = trainer.init()
+        begin = Progress(-1, start, trainer.replicate(_method.counters(start.params)))
+        checkpoints = Checkpoints(folder / "checkpoints", self.settings)
+        with StopSignal() as stop:
+            try:
+                saved = checkpoints.restore(begin, trainer.start(start))
+                now = saved.progress if saved else begin
+                if saved:
+                    self._tell_resumed(saved, plans)
+                current: list[Progress] = [now]
+                phase: list[Phase | None] = [saved.phase if saved else None]
+
+                def on_step(plan: Plan, reached: Phase) -> None:
+                    last = reached.step == plan.steps
+                    stopping = stop.agreed(reached.step)
+                    due = reached.step % self.output.checkpoint_every == 0
+                    if not last and (stopping or due):
+                        checkpoints.save(current[0], reached)
+                    if stopping and not last:
+                        raise Interrupted(
+                            f"stopped at step {reached.step} of {plan.name}; "
+                            "its state is saved, the same command resumes"
+                        )
+
+                def routine(plan: Plan, network: Network, n: PyTree) -> Network:
+                    resumed, phase[0] = phase[0], None
+                    return trainer.run(
+                        plan, resumed or trainer.start(network), n, self.reporter.watch, on_step
+                    )
+
+                def on_progress(progress: Progress) -> None:
+                    current[0] = progress
+                    checkpoints.save(progress)
+                    if progress.done % 2:
+                        self.reporter.level(progress.frozen[-1])
+
+                if now.done < 0:
+                    initial = routine(plans[0], now.network, now.counters)
+                    _save_network(folder / "initial.npz", initial)
+                    now = current[0] = now._replace(done=0, network=initial)
+                    checkpoints.save(now)
+                initial = _load_network(folder / "initial.npz", start, trainer)
+                before = trainer.evaluate(initial)
+                self.reporter.dense("initial dense", before)
+
+                def train(network: Network, counters: PyTree, level: Level) -> Network:
+                    return routine(plans[current[0].done + 1], network, counters)
+
+                result = multi_level(
+                    now.network,
+                    self.levels,
+                    train,
+                    train,
+                    bits=self.bits,
+                    dtype=jnp.dtype(self.recipe.store_dtype),
+                    rounding=self.recipe.rounding,  # type: ignore[arg-type]
+                    densify_between=self.recipe.densify_between,
+                    evaluate=trainer.evaluate,
+                    progress=now,
+                    on_progress=on_progress,
+                )
+            finally:
+                checkpoints.close()
+        self.reporter.dense("dense", result.metrics)
+        return result, initial, before
+
+    def _tell_resumed(self, saved: Saved, plans: dict[int, Plan]) -> None:
+        step = saved.phase.step if saved.phase else 0
+        done = sum(plan.steps for n, plan in plans.items() if n <= saved.progress.done)
+        self.reporter.resumed(done + step)
+
+    def write(self, result: Result) -> None:
+        """Write the file from the first process, and measure each level again from it."""
+        if jax.process_index() == 0:
+            settings = {k: v for k, v in self.settings.items() if k != "data_dir"}
+            write_file(self.output.model, result, settings=settings, force=True)
+        if jax.process_count() > 1:
+            from jax.experimental import multihost_utils
+
+            multihost_utils.sync_global_devices("written")
+        if jax.process_count() == 1:
+            for t, frozen in enumerate(result.levels, 1):
+                found = self.trainer.evaluate(load_network(self.output.model, t, self.trainer))
+                if found != frozen.metrics:
+                    raise NotReproduced(
+                        f"{self.output.model}: level {t} measures {found}, at its freeze "
+                        f"{frozen.metrics}"
+                    )
+
+    def reference(self, number: int, level: Level, epochs: float, initial: Network) -> float:
+        """Prune the initial network to one level alone, nothing frozen, and measure it."""
+        kind = "reference" if number < EQUAL_EPOCHS else "equal-epochs reference"
+        plan = self.plan(number, f"{kind} {level.name}", epochs, level)
+        n = self.trainer.replicate(_method.counters(initial.params))
+        self.reporter.expect(plan.steps)
+        network = self.trainer.run(
+            plan, self.trainer.start(initial), n, self.reporter.watch, lambda *_: None
+        )
+        return self.trainer.evaluate(network)["accuracy"]
+
+    def references(self, initial: Network, rows: Sequence[Row], equal_epochs: bool) -> list[Row]:
+        """Fill the reference columns, resuming from those already measured."""
+        cache = self.output.folder / "references.json"
+        known: dict[str, float] = json.loads(cache.read_text()) if cache.exists() else {}
+        plans = self.plans()
+        filled = []
+        for t, row in enumerate(rows[:-1], 1):
+            level = self.levels[t - 1]
+            spent = sum(p.steps for n, p in plans.items() if 0 < n <= 2 * t - 1)
+            wanted = {"reference": (REFERENCE + t, self.recipe.sparsify_epochs)}
+            if equal_epochs:
+                epochs = spent / self.trainer.steps_per_epoch
+                wanted["equal_epochs"] = (EQUAL_EPOCHS + t, epochs)
+            for column, (number, epochs) in wanted.items():
+                key = f"{column} {row.level}"
+                if key not in known:
+                    known[key] = self.reference(number, level, epochs, initial)
+                    _write_json(cache, known)
+                row = dataclasses.replace(row, **{column: known[key]})  # type: ignore[arg-type]
+            filled.append(row)
+        dense = rows[-1]
+        if equal_epochs:
+            if "equal_epochs dense" not in known:
+                total = sum(p.steps for p in plans.values()) / self.trainer.steps_per_epoch
+                plan = self.plan(EQUAL_EPOCHS, "equal-epochs reference dense", total)
+                self.reporter.expect(plan.steps)
+                start = self.trainer.init()
+                n = self.trainer.replicate(_method.counters(start.params))
+                network = self.trainer.run(
+                    plan, self.trainer.start(start), n, self.reporter.watch, lambda *_: None
+                )
+                known["equal_epochs dense"] = self.trainer.evaluate(network)["accuracy"]
+                _write_json(cache, known)
+            dense = dataclasses.replace(dense, equal_epochs=known["equal_epochs dense"])
+        return [*filled, dense]
+
+
+def settings_of(recipe: Recipe, seed: int) -> dict[str, Any]:
+    """Return what decides a run's bits, as it is kept in checkpoints and in the file."""
+    values = dataclasses.asdict(recipe)
+    del values["summary"]
+    return {**values, "seed": seed}
+
+
+def run_seed(
+    recipe: Recipe,
+    seed: int,
+    output: Output,
+    reporter: Reporter,
+    *,
+    reference: bool = False,
+    equal_epochs: bool = False,
+) -> list[Row]:
+    """Train one seed, write its file, and return its rows of the table."""
+    output.folder.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    run = Run(recipe, seed, output, reporter)
+    done = json.loads(output.results.read_text()) if output.results.exists() else None
+    if done and done["settings"] != run.settings:
+        raise BadRecipe(
+            f"{output.folder} holds a run with other settings: give another --out, or --restart"
+        )
+    if done and output.model.exists():
+        rows = [Row(**row) for row in done["rows"]]
+        seconds = done["seconds"]
+    else:
+        result, _, before = run.train()
+        run.write(result)
+        rows = [
+            Row(f.level.name, f.sparsity, f.nonzero, f.metrics["accuracy"]) for f in result.levels
+        ]
+        total = sum(p.size for p in jax.tree.leaves(result.network.params))
+        rows.append(
+            Row("dense", 0.0, total, result.metrics["accuracy"], reference=before["accuracy"])
+        )
+        seconds = time.monotonic() - started
+        _save_results(output, run, rows, seconds)
+    if reference or equal_epochs:
+        initial = _load_network(output.folder / "initial.npz", run.trainer.init(), run.trainer)
+        rows = run.references(initial, rows, equal_epochs)
+        _save_results(output, run, rows, seconds)
+    return rows
+
+
+def load_network(path: Path, level: int | Literal["dense"], trainer: Trainer) -> Network:
+    """Read a level of an ELSA file into the trainer's types."""
+    import elsa_format
+
+    with elsa_format.open(path) as file:
+        tensors = file.load(level)
+    like = jax.eval_shape(trainer.init)
+
+    def place(tree: PyTree) -> PyTree:
+        found = unflatten(tree, tensors)
+        return trainer.replicate(jax.tree.map(lambda x, t: np.asarray(x, t.dtype), found, tree))
+
+    return Network(place(like.params), place(like.state))
+
+
+def _save_results(output: Output, run: Run, rows: Sequence[Row], seconds: float) -> None:
+    if jax.process_index() == 0:
+        _write_json(
+            output.results,
+            {
+                "settings": run.settings,
+                "seconds": round(seconds, 1),
+                "rows": [dataclasses.asdict(row) for row in rows],
+            },
+        )
+
+
+def _write_json(path: Path, value: Any) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(value, indent=1) + "\n", "utf-8")
+    os.replace(temporary, path)
+
+
+def _save_network(path: Path, network: Network) -> None:
+    if jax.process_index() == 0:
+        temporary = path.with_suffix(".tmp.npz")
+        arrays = {f"params/{k}": np.asarray(v) for k, v in flatten(network.params).items()}
+        arrays |= {f"state/{k}": np.asarray(v) for k, v in flatten(network.state).items()}
+        np.savez(temporary, **arrays)  # type: ignore[arg-type]
+        os.replace(temporary, path)
+
+
+def _load_network(path: Path, like: Network, trainer: Trainer) -> Network:
+    if jax.process_count() > 1:
+        from jax.experimental import multihost_utils
+
+        multihost_utils.sync_global_devices("initial network")
+    with np.load(path) as file:
+        params = {k.removeprefix("params/"): file[k] for k in file if k.startswith("params/")}
+        state = {k.removeprefix("state/"): file[k] for k in file if k.startswith("state/")}
+    return Network(
+        trainer.replicate(unflatten(like.params, params)),
+        trainer.replicate(unflatten(like.state, state)),
+    )

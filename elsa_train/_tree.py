@@ -1,0 +1,50 @@
+"""Names of the leaves of a pytree: the tensor names of the file."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from elsa_train._errors import TrainError
+
+PyTree = Any
+
+
+def names(tree: PyTree) -> PyTree:
+    """Replace each leaf by its path, joined with slashes.
+
+    >>> names({"conv": {"kernel": 0.0, "bias": 1.0}})
+    {'conv': {'bias': 'conv/bias', 'kernel': 'conv/kernel'}}
+    """
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: jax.tree_util.keystr(path, simple=True, separator="/"), tree
+    )
+
+
+def flatten(tree: PyTree) -> dict[str, Any]:
+    """Return the leaves by name, in the order of the tree."""
+    found: dict[str, Any] = {}
+    for name, leaf in zip(jax.tree.leaves(names(tree)), jax.tree.leaves(tree), strict=True):
+        if name in found:
+            raise TrainError(f"two leaves of the tree are both called {name!r}")
+        found[name] = leaf
+    return found
+
+
+def unflatten(template: PyTree, leaves: Mapping[str, Any]) -> PyTree:
+    """Build a tree like the template from leaves by name."""
+
+    def pick(name: str, like: Any) -> Any:
+        if name not in leaves:
+            raise TrainError(f"tensor {name!r} is missing")
+        leaf = leaves[name]
+        if leaf.shape != like.shape:
+            raise TrainError(f"tensor {name!r}: found shape {leaf.shape}, expected {like.shape}")
+        return leaf
+
+    return jax.tree.map(pick, names(template), template)
+
+
+def size(tree: PyTree) -> int:
+    """Count the elements of all leaves."""
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
