@@ -11,8 +11,9 @@ from elsa_converters._errors import (
     TemplateMismatch,
     UnsupportedOnnx,
 )
+from elsa_converters.onnx._all_levels import export_all_levels
 from elsa_converters.onnx._export import export
-from elsa_converters.onnx._session import LevelSession, session
+from elsa_converters.onnx._session import LevelSession, all_levels_session, session
 from elsa_converters.onnx._template import OnnxCheckpoint, write_template
 
 __all__ = [
@@ -22,7 +23,9 @@ __all__ = [
     "OnnxCheckpoint",
     "TemplateMismatch",
     "UnsupportedOnnx",
+    "all_levels_session",
     "export",
+    "export_all_levels",
     "session",
     "write_template",
 ]

@@ -1,4 +1,4 @@
-"""Export every level as one graph: it reads the counters of the weights with stock operators.
+"""Export every level as one graph that reads the weights' counters with stock operators.
 
 For each nested tensor two initializers name the same bytes of the ELSA file, once as floats and
 once as integers. The integers' low bits are the counters, and a weight is zeroed unless its counter
@@ -7,30 +7,28 @@ away when it creates a session.
 """
 
 import os
-from pathlib import Path
+from typing import Any
 
 import numpy as np
-from elsa_format._header import TensorInfo
-from elsa_format._profile import variant_name
-from elsa_format._stream import open_source, plain_names, read_profile
-from elsa_format._output import open_output
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from elsa_converters.onnx._bind import Binding, FreshNames, bind, compute_first
-from elsa_converters.onnx._export import LEVEL_KEY
-from elsa_converters.onnx._level import Template
-from elsa_converters.onnx._model import Model, read_model
+from elsa_converters._errors import UnsupportedOnnx
+from elsa_converters._format import TensorInfo, dump, open_output, variant_name
+from elsa_converters.onnx._bind import Binding, FreshNames, compute_first
+from elsa_converters.onnx._level import Template, open_level
 from elsa_converters.onnx._template import relative_location
 from elsa_converters.onnx._weights import TO_ONNX
 from elsa_converters.onnx._writer import header_of, point_to
 
 LEVEL = "elsa_level"
 """The input or initializer that chooses: 0 is the dense network, else a level 1..T."""
+LEVELS_KEY = "elsa_levels"
+"""Entry of metadata_props that lists the levels."""
+# Bytes 4..7 of an ELSA file are the upper half of its header length, which is at most 100,000,000:
+# always zero. An int32 initializer that points there is 0, the dense network, and being external
+# data it is what SessionOptions.add_external_initializers can replace before constants are folded.
+# (add_initializer comes after that, and is ignored without a word.)
 _ZERO_OFFSET = 4
-# Bytes 4..7 of an ELSA file are the upper half of the header length, which is limited to
-# 100,000,000: always zero. So an int32 there is 0, the dense network, and being external data it
-# can be replaced when a session is created (SessionOptions.add_external_initializers); ONNX
-# Runtime takes no other constant from outside before it folds constants.
 _FIRST_OPSET_WITH_MOD = 10
 _FIRST_OPSET_WITH_BITWISE = 18
 _INTEGERS = {16: TensorProto.INT16, 32: TensorProto.INT32, 64: TensorProto.INT64}
@@ -42,28 +40,181 @@ def export_all_levels(
     target: str | os.PathLike[str],
     *,
     level_input: bool = False,
-    verify: bool = True,
     force: bool = False,
 ) -> None:
     """Write a graph that runs any level of the ELSA file beside it, which stays as it is.
 
     The level is the scalar int32 initializer `elsa_level`, 0 for the dense network, which a session
-    replaces; or with `level_input` a scalar int32 input of the graph, which every run gives.
+    replaces (`all_levels_session`); with `level_input` it is a scalar int32 input of every run.
 
     >>> export_all_levels("net.safetensors", "net.onnx", "levels.onnx")  # doctest: +SKIP
     """
     location = relative_location(target, source)
-    with open_source(source) as opened:
-        header, profile = read_profile(opened)
-    if not isinstance(template, Model):
-        template = read_model(template, also=set(plain_names(header)))
-    binding = bind(template, header, profile)
+    with open_level(source, template, "dense") as opened:
+        binding = opened.binding
+        if any(binding.model.weights[name].source for name in binding.initializers):
+            for _ in opened.blocks():  # a template with values of its own: compare them
+                pass
     builder = _Builder(binding, location)
     builder.add_level(as_input=level_input)
     for name in binding.initializers:
         builder.add_tensor(name)
-    builder.add_rest()
     proto = builder.finish()
     with open_output(target, force=force, in_order=True) as output:
         output.write_at(0, proto.SerializeToString(deterministic=True))
         output.commit()
+
+
+class _Builder:
+    def __init__(self, binding: Binding, location: str) -> None:
+        self.binding, self.location = binding, location
+        self.proto, self.graph = binding.proto, binding.proto.graph
+        self.nodes: list[NodeProto] = []
+        self.fresh = FreshNames(self.graph)
+        self.fresh.taken |= binding.model.weights.keys()
+        self.constants: dict[tuple[str, Any], str] = {}
+
+    def add_level(self, *, as_input: bool) -> None:
+        """The level, and from it the first and last counter that is kept."""
+        if LEVEL in self.fresh.taken:
+            raise UnsupportedOnnx(f"{self.binding.model.path}: the name {LEVEL!r} is in use")
+        self.fresh.taken.add(LEVEL)
+        if as_input:
+            value = helper.make_tensor_value_info(LEVEL, TensorProto.INT32, [])
+            self.graph.input.append(value)
+        else:
+            self._alias(LEVEL, TensorProto.INT32, [], _ZERO_OFFSET, 4)
+        profile = self.binding.profile
+        levels = len(profile.levels)
+        if profile.nested:
+            # Looking the bounds up makes a level above T an error rather than level T.
+            firsts = np.array([0] + [1] * levels, np.int32)
+            lasts = np.array([1 << profile.bits, *range(1, levels + 1)], np.int32)
+            self.first = self._node("Gather", [self._constant("firsts", firsts), LEVEL], "first")
+            self.last = self._node("Gather", [self._constant("lasts", lasts), LEVEL], "last")
+        names = [level.name for level in profile.levels]
+        self.proto.metadata_props.add(
+            key=LEVELS_KEY, value=dump({"levels": names, "version": "1.0"})
+        )
+
+    def add_tensor(self, name: str) -> None:
+        """Let the graph have a tensor at the chosen level."""
+        result = self.binding.initializers[name]
+        if name in self.binding.profile.nested:
+            self._nested(name, result)
+        elif name in self.binding.profile.per_level:
+            self._per_level(name, result)
+        else:
+            info = self.binding.header.tensors[name]
+            self._stored(result, info, info.shape)
+
+    def finish(self) -> ModelProto:
+        """The model: tensors first computed, then the template's graph."""
+        for name, weight in self.binding.rest.items():
+            tensor = header_of(weight.info)
+            tensor.raw_data = weight.array().tobytes()
+            assert tensor.name == name
+            self.graph.initializer.append(tensor)
+        compute_first(self.graph, self.nodes)
+        return self.proto
+
+    def _nested(self, name: str, result: str) -> None:
+        info = self.binding.header.tensors[name]
+        weights = self._stored(self.fresh(f"{result}.weights"), info, info.shape)
+        words = self.fresh(f"{result}.words")
+        start = self.binding.header.data_start + info.start
+        self._alias(words, _INTEGERS[info.dtype.size], info.shape, start, info.nbytes)
+        counter = self._counter(words, info, result)
+        above = self._node("Greater", [counter, self.last], f"{result}.above")
+        below = self._node("Less", [counter, self.first], f"{result}.below")
+        dropped = self._node("Or", [above, below], f"{result}.dropped")
+        if info.dtype.name == "BF16":
+            # ONNX Runtime has no Where for bfloat16; through float32 every value comes back.
+            wide = self._cast(weights, TensorProto.FLOAT, f"{result}.wide")
+            kept = self._where(dropped, np.zeros((), np.float32), wide, f"{result}.kept")
+            self._cast(kept, TensorProto.BFLOAT16, result, fresh=False)
+        else:
+            zero = np.zeros((), info.dtype.numpy)
+            self._where(dropped, zero, weights, result, fresh=False)
+
+    def _counter(self, words: str, info: TensorInfo, result: str) -> str:
+        """The low bits of each word, as int32: comparisons of other widths are not everywhere."""
+        modulus = 1 << self.binding.profile.bits
+        dtype: type[np.signedinteger[Any]] = np.int32
+        if info.dtype.size == 16:  # the sign is extended upwards, the low bits are the same
+            words = self._cast(words, TensorProto.INT32, f"{result}.words32")
+        elif info.dtype.size == 64:
+            dtype = np.int64
+        opset = self.binding.model.opset
+        if opset >= _FIRST_OPSET_WITH_BITWISE:
+            mask = self._constant("mask", np.array(modulus - 1, dtype))
+            counter = self._node("BitwiseAnd", [words, mask], f"{result}.counter")
+        elif opset >= _FIRST_OPSET_WITH_MOD:
+            divisor = self._constant("modulus", np.array(modulus, dtype))
+            counter = self._node("Mod", [words, divisor], f"{result}.counter")
+        else:
+            counter = self._remainder(words, np.array(modulus, dtype), result)
+        if dtype is np.int64:
+            counter = self._cast(counter, TensorProto.INT32, f"{result}.counter32")
+        return counter
+
+    def _remainder(self, words: str, modulus: "np.ndarray[Any, Any]", result: str) -> str:
+        """Mod by older operators: division rounds towards zero, so negatives go round twice."""
+        divisor = self._constant("modulus", modulus)
+
+        def rest(dividend: str, label: str) -> str:
+            quotient = self._node("Div", [dividend, divisor], f"{result}.{label}.quotient")
+            product = self._node("Mul", [quotient, divisor], f"{result}.{label}.product")
+            return self._node("Sub", [dividend, product], f"{result}.{label}")
+
+        positive = self._node("Add", [rest(words, "rest"), divisor], f"{result}.positive")
+        return rest(positive, "counter")
+
+    def _per_level(self, name: str, result: str) -> None:
+        """All variants behind one another, and the level's taken from them."""
+        tensors, levels = self.binding.header.tensors, len(self.binding.profile.levels)
+        stored = [name, *(variant_name(name, t) for t in range(1, levels + 1))]
+        variants = [
+            self._stored(self.fresh(f"{result}.{t}"), tensors[variant], (1, *tensors[name].shape))
+            for t, variant in enumerate(stored)
+        ]
+        stacked = self._node("Concat", variants, f"{result}.levels", axis=0)
+        self._node("Gather", [stacked, LEVEL], result, fresh=False, axis=0)
+
+    def _stored(self, name: str, info: TensorInfo, shape: tuple[int, ...]) -> str:
+        start = self.binding.header.data_start + info.start
+        return self._alias(name, TO_ONNX[info.dtype.name], shape, start, info.nbytes)
+
+    def _alias(self, name: str, code: int, shape: Any, start: int, length: int) -> str:
+        tensor = TensorProto(name=name, data_type=code, dims=shape)
+        point_to(tensor, self.location, start, length)
+        self.graph.initializer.append(tensor)
+        return name
+
+    def _where(
+        self,
+        condition: str,
+        yes: "np.ndarray[Any, Any]",
+        no: str,
+        name: str,
+        *,
+        fresh: bool = True,
+    ) -> str:
+        return self._node("Where", [condition, self._constant("zero", yes), no], name, fresh=fresh)
+
+    def _cast(self, value: str, code: int, name: str, *, fresh: bool = True) -> str:
+        return self._node("Cast", [value], name, fresh=fresh, to=code)
+
+    def _node(
+        self, op: str, inputs: list[str], name: str, *, fresh: bool = True, **attributes: Any
+    ) -> str:
+        output = self.fresh(name) if fresh else name
+        self.nodes.append(helper.make_node(op, inputs, [output], **attributes))
+        return output
+
+    def _constant(self, label: str, value: "np.ndarray[Any, Any]") -> str:
+        key = (label, value.dtype)
+        if key not in self.constants:
+            name = self.constants[key] = self.fresh(f"elsa.{label}")
+            self.graph.initializer.append(numpy_helper.from_array(value, name))
+        return self.constants[key]

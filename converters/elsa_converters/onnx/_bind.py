@@ -5,13 +5,11 @@ from dataclasses import dataclass
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from elsa_converters._errors import TemplateMismatch, UnsupportedOnnx
+from elsa_converters._format import Header, Profile, TensorInfo, plain_names
 from elsa_converters.onnx._graphs import all_graphs, defined
 from elsa_converters.onnx._hoist import remove_named
 from elsa_converters.onnx._model import TEMPLATE_KEY, Model
 from elsa_converters.onnx._weights import TO_ONNX, Weight
-from elsa_format._header import Header, TensorInfo
-from elsa_format._profile import Profile
-from elsa_format._stream import plain_names
 
 _NOTHING = "nothing"
 _FIRST_OPSET_WITH_BF16 = 13
@@ -96,8 +94,7 @@ def _compare(model: Model, header: Header, profile: Profile) -> None:
 def describe(info: TensorInfo) -> str:
     """dtype and shape, as the table shows them.
 
-    >>> from elsa_format._dtypes import DTYPES
-    >>> describe(TensorInfo("w", DTYPES["F32"], (3, 4)))
+    >>>     >>> describe(TensorInfo("w", DTYPES["F32"], (3, 4)))
     'F32 [3, 4]'
     """
     return f"{info.dtype.name} {list(info.shape)}"

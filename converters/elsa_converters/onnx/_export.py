@@ -10,17 +10,24 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 
 from elsa_converters._errors import UnsupportedOnnx
+from elsa_converters._format import (
+    LevelLike,
+    Output,
+    Profile,
+    Progress,
+    Source,
+    Target,
+    TensorInfo,
+    dump,
+    ignore,
+    of_array,
+    open_output,
+)
 from elsa_converters.onnx._fold import fold_batch_norm
 from elsa_converters.onnx._hoist import remove_named
 from elsa_converters.onnx._level import LevelPass, Template, open_level
 from elsa_converters.onnx._sparse import coordinates, is_smaller_sparse
 from elsa_converters.onnx._writer import LARGEST_FILE, Entry, ModelWriter
-from elsa_format._dtypes import of_array
-from elsa_format._header import TensorInfo
-from elsa_format._json import dump
-from elsa_format._output import Output, Target, open_output
-from elsa_format._profile import LevelLike, Profile
-from elsa_format._stream import Progress, Source, ignore
 
 LEVEL_KEY = "elsa_level"
 """Entry of metadata_props that says which level of what a model is."""

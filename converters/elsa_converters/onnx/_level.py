@@ -10,24 +10,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elsa_converters._errors import TemplateMismatch
-from elsa_converters.onnx._bind import Binding, bind
-from elsa_converters.onnx._model import Model, read_model
-from elsa_converters.onnx._values import ValueCheck
-from elsa_format import _kernels
-from elsa_format._profile import LevelLike
-from elsa_format._stream import (
+from elsa_converters._format import (
     BLOCK,
     BlockReader,
+    LevelLike,
     Progress,
     Source,
     Step,
     as_array,
     ignore,
+    kernels,
     open_source,
     plain_names,
     plan,
     read_profile,
 )
+from elsa_converters.onnx._bind import Binding, bind
+from elsa_converters.onnx._model import Model, read_model
+from elsa_converters.onnx._values import ValueCheck
 
 Template = str | os.PathLike[str] | Model
 Block = NDArray[np.uint8]
@@ -67,7 +67,7 @@ class LevelPass:
                     check.update(block)
                 if step.nested and self.level is not None:
                     words = block.view(step.info.dtype.words)
-                    _kernels.mask(words, words, self.binding.profile.bits, self.level)
+                    kernels.mask(words, words, self.binding.profile.bits, self.level)
                 yield step.name, block
             row = check.row() if check is not None else None
             if row is not None:

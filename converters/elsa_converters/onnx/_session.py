@@ -4,17 +4,18 @@ import io
 import os
 from typing import Any
 
+import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 from onnx import ModelProto
 
+from elsa_converters._format import LevelLike, Source
+from elsa_converters.onnx._all_levels import LEVEL
 from elsa_converters.onnx._bind import Binding
 from elsa_converters.onnx._level import Template, open_level
 from elsa_converters.onnx._weights import TO_ONNX
 from elsa_converters.onnx._wire import LARGE
 from elsa_converters.onnx._writer import header_of, point_to
-from elsa_format._profile import LevelLike
-from elsa_format._stream import Source
 
 
 def session(
@@ -94,3 +95,17 @@ def _with_values(binding: Binding, arrays: dict[str, NDArray[Any]]) -> tuple[byt
             values[info.name] = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, code)
         proto.graph.initializer.append(tensor)
     return proto.SerializeToString(), values
+
+
+def all_levels_session(
+    model: str | os.PathLike[str], *, level: LevelLike, **ort_options: Any
+) -> onnxruntime.InferenceSession:
+    """A session of one level of a graph that `export_all_levels` wrote without `level_input`.
+
+    >>> all_levels_session("levels.onnx", level=2)  # doctest: +SKIP
+    """
+    options, arguments = _split(ort_options)
+    number = np.array(0 if level == "dense" else level, np.int32)
+    value = onnxruntime.OrtValue.ortvalue_from_numpy(number)  # held until the session exists
+    options.add_external_initializers([LEVEL], [value])
+    return onnxruntime.InferenceSession(os.fspath(model), options, **arguments)

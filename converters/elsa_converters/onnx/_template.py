@@ -10,14 +10,12 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 
 from elsa_converters._errors import TemplateMismatch
+from elsa_converters._format import Header, TensorInfo, dump, open_output, read_header
 from elsa_converters.onnx._bind import describe
 from elsa_converters.onnx._model import TEMPLATE_KEY, Model, read_model
 from elsa_converters.onnx._reach import reaching
 from elsa_converters.onnx._writer import point_to
 from elsa_format import UnsafePath
-from elsa_format._header import Header, TensorInfo, read_header
-from elsa_format._json import dump
-from elsa_format._output import open_output
 
 
 class OnnxCheckpoint:

@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from elsa_converters._format import Dtype, TensorInfo
 from elsa_converters.onnx._weights import Weight
-from elsa_format._dtypes import Dtype
-from elsa_format._header import TensorInfo
 
 
 class ValueCheck:

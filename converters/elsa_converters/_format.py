@@ -1,0 +1,47 @@
+"""What the converters use of elsa_format beyond its public names, in one place."""
+
+from elsa_format import _kernels as kernels
+from elsa_format._blocks import (
+    BLOCK,
+    BlockReader,
+    Progress,
+    Source,
+    as_array,
+    ignore,
+    open_source,
+    read_profile,
+)
+from elsa_format._dtypes import DTYPES, Dtype, of_array
+from elsa_format._header import Header, TensorInfo, read_header
+from elsa_format._json import dump
+from elsa_format._output import Output, Target, open_output
+from elsa_format._plan import Step, plain_names, plan
+from elsa_format._profile import LevelLike, Profile, variant_name
+
+__all__ = [
+    "BLOCK",
+    "DTYPES",
+    "BlockReader",
+    "Dtype",
+    "Header",
+    "LevelLike",
+    "Output",
+    "Profile",
+    "Progress",
+    "Source",
+    "Step",
+    "Target",
+    "TensorInfo",
+    "as_array",
+    "dump",
+    "ignore",
+    "kernels",
+    "of_array",
+    "open_output",
+    "open_source",
+    "plain_names",
+    "plan",
+    "read_header",
+    "read_profile",
+    "variant_name",
+]
