@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from elsa_format._blocks import BLOCK
 from elsa_format._checkpoint import Checkpoint, same_tensor
 from elsa_format._dtypes import DTYPES, Dtype
 from elsa_format._errors import CounterOutOfRange, InfeasibleLevels, NotNested, TensorMismatch
@@ -22,7 +23,6 @@ from elsa_format._select import (
     magnitude_counters,
     pattern_counters,
 )
-from elsa_format._stream import BLOCK
 from elsa_format._writer import LevelSpec
 
 Scope = Literal["global", "uniform"]
@@ -173,8 +173,8 @@ class PatternLevels:
                 )
             if info.shape[self.axis] % self.group:
                 raise InfeasibleLevels(
-                    f"{self.network.path}: tensor {info.name!r}: {info.shape[self.axis]} weights along "
-                    f"axis {self.axis} are not a multiple of {self.group}; --exclude it"
+                    f"{self.network.path}: tensor {info.name!r}: {info.shape[self.axis]} weights "
+                    f"along axis {self.axis} are not a multiple of {self.group}; --exclude it"
                 )
 
     def blocks(self, info: TensorInfo) -> Iterator[tuple[Words, Counters]]:

@@ -14,6 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from elsa_format._blocks import check_size
 from elsa_format._dtypes import of_array
 from elsa_format._errors import (
     AlreadyPacked,
@@ -27,8 +28,7 @@ from elsa_format._header import TensorInfo, read_header
 from elsa_format._json import parse_document
 from elsa_format._level_file import parse as parse_level_file
 from elsa_format._profile import KEY, RESERVED
-from elsa_format._storage import Cursor, FileStorage
-from elsa_format._stream import check_size
+from elsa_format._storage import FileStorage
 
 INDEX_SUFFIX = ".index.json"
 
@@ -119,7 +119,7 @@ class SafetensorsCheckpoint(_Base):
         self._storage = FileStorage(path)
         self.path = self._storage.name
         try:
-            self._header = read_header(Cursor(self._storage), self.path)
+            self._header = read_header(self._storage.cursor(), self.path)
             check_size(self._header, self._storage.size, self.path)
             if KEY in self._header.metadata:
                 raise AlreadyPacked(f"{self.path}: is an ELSA file already")

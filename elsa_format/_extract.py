@@ -1,26 +1,17 @@
 """Extract a level in one pass and constant memory (spec §8.3)."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
-from elsa_format import _level_file
+from elsa_format._blocks import BlockReader, Progress, Source, ignore, open_source, read_profile
+from elsa_format._choose import choose_level
 from elsa_format._errors import NoSuchLevel
-from elsa_format._header import Header, TensorInfo, lay_out, serialize
+from elsa_format._header import Header
 from elsa_format._kernels import mask
-from elsa_format._layouts import Layout, Piece, encoder, parts
+from elsa_format._layouts import Layout, Piece, encoder
 from elsa_format._output import Output, Target, open_output
-from elsa_format._profile import KEY, LevelLike, Profile, variant_name
-from elsa_format._stream import (
-    BlockReader,
-    Progress,
-    Source,
-    Step,
-    ignore,
-    open_source,
-    plain_names,
-    plan,
-    read_profile,
-)
+from elsa_format._plan import Step, level_header, plain_names, plan
+from elsa_format._profile import LevelLike, Profile, variant_name
 from elsa_format._writer import LevelSpec, Writer
 
 
@@ -28,24 +19,36 @@ def extract(
     source: Source,
     target: Target,
     *,
-    level: LevelLike,
+    level: LevelLike | None = None,
+    sparsity: float | None = None,
+    max_size: int | None = None,
     layout: Layout = "dense",
     keep_levels: bool = False,
     verify: bool = True,
     force: bool = False,
     progress: Progress = ignore,
-) -> None:
-    """Write one level of an ELSA file as a checkpoint of its own.
+) -> LevelLike:
+    """Write one level of an ELSA file as a checkpoint of its own; returns which.
 
-    Source and target are paths or binary streams; neither needs to seek. With `keep_levels` the
-    output stays an ELSA file that holds levels 1..level. Checksums are compared unless `verify` is
-    false, and on any error a file target is left as it was.
+    The level is given by number, or as the densest with at least a `sparsity` (a fraction), or as
+    the densest whose file has at most `max_size` bytes. Source and target are paths or binary
+    streams; neither needs to seek. With `keep_levels` the output stays an ELSA file that holds
+    levels 1..level. Checksums are compared unless `verify` is false, and on any error a file target
+    is left as it was.
 
     >>> extract("net.safetensors", "level2.safetensors", level=2)  # doctest: +SKIP
     """
     with open_source(source) as opened:
         header, profile = read_profile(opened)
-        number = profile.level_number(level, opened.name)
+        number = choose_level(
+            header,
+            profile,
+            opened.name,
+            level=level,
+            sparsity=sparsity,
+            max_size=max_size,
+            layout=layout,
+        )
         if number is None and (layout != "dense" or keep_levels):
             raise NoSuchLevel(
                 f"{opened.name}: the dense network has no sparse layout and no levels to keep; "
@@ -54,54 +57,10 @@ def extract(
         reader = BlockReader(opened, header, profile if verify else None, progress=progress)
         if keep_levels and number is not None:
             _keep_levels(reader, header, profile, number, target, force=force)
-            return
-        in_order = layout == "dense"
-        with open_output(target, force=force, in_order=in_order) as output:
-            _extract_level(reader, header, profile, number, layout, output)
-
-
-def level_tensors(
-    header: Header, profile: Profile, level: int | None, layout: Layout
-) -> dict[str, TensorInfo]:
-    """The tensors of a level file, each in its place, from the header alone."""
-    infos: list[TensorInfo] = []
-    for step in plan(header, profile, level):
-        if step.name is None:
-            continue
-        info = replace(step.info, name=step.name)
-        if step.nested and level is not None:
-            kept = profile.nested[step.name][level - 1]
-            infos += parts(layout, step.name, info.dtype, info.shape, kept)
         else:
-            infos.append(info)
-    # Dense tensors keep the order they arrive in, so that a pipe needs no memory of them.
-    return _in_order(infos) if layout == "dense" else lay_out(infos)
-
-
-def level_header(
-    header: Header, profile: Profile, level: int | None, layout: Layout
-) -> tuple[bytes, dict[str, TensorInfo]]:
-    """The bytes before the data of a level file, and where its tensors go."""
-    metadata = {k: v for k, v in header.metadata.items() if k != KEY}
-    if level is not None:
-        nested = {name: header.tensors[name] for name in profile.nested}
-        metadata[_level_file.KEY] = _level_file.describe(profile, level, layout, nested)
-    placed = level_tensors(header, profile, level, layout)
-    return serialize(placed, metadata), placed
-
-
-def level_size(header: Header, profile: Profile, level: int | None, layout: Layout) -> int:
-    """Bytes of the file that `extract` would write, from the header alone."""
-    prefix, placed = level_header(header, profile, level, layout)
-    return len(prefix) + sum(info.nbytes for info in placed.values())
-
-
-def _in_order(infos: Iterable[TensorInfo]) -> dict[str, TensorInfo]:
-    placed, position = {}, 0
-    for info in infos:
-        placed[info.name] = replace(info, start=position)
-        position += info.nbytes
-    return placed
+            with open_output(target, force=force, in_order=layout == "dense") as output:
+                _extract_level(reader, header, profile, number, layout, output)
+        return "dense" if number is None else number
 
 
 def _extract_level(

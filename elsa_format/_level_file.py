@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from elsa_format._blocks import BlockReader, Source, as_array, open_source
 from elsa_format._digest import level_digest
 from elsa_format._dtypes import DTYPES, Dtype
 from elsa_format._errors import DigestMismatch, InvalidLayout
@@ -13,7 +14,6 @@ from elsa_format._header import Header, TensorInfo, read_header
 from elsa_format._json import dump, parse_document
 from elsa_format._layouts import LAYOUTS, Bitmask, Csr, Layout, part_name, parts
 from elsa_format._profile import RESERVED, Profile
-from elsa_format._stream import BlockReader, Source, as_array, open_source
 
 KEY = "elsa_level"
 

@@ -1,6 +1,7 @@
 """Pack a checkpoint: decide every weight's counter, embed it, write the file, in bounded memory."""
 
 import contextlib
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -19,13 +20,13 @@ from elsa_format._assign import (
     one_shot,
     parse_sparsity,
 )
+from elsa_format._blocks import BLOCK, Progress, ignore
 from elsa_format._checkpoint import Checkpoint, CheckpointLike, open_checkpoint
 from elsa_format._codec import Rounding, check_bits, refuse_unpackable
 from elsa_format._errors import InfeasibleLevels, TensorMismatch
 from elsa_format._header import TensorInfo
 from elsa_format._output import Target, open_output
 from elsa_format._profile import Profile, bits_for, variant_name
-from elsa_format._stream import BLOCK, Progress, ignore
 from elsa_format._writer import Writer
 
 
@@ -35,6 +36,7 @@ class PackReport:
 
     profile: Profile
     nested: tuple[str, ...]
+    nested_weights: int
     shared: Mapping[str, str]
     """Tensors that carry no counters, and why."""
     notes: tuple[str, ...] = ()
@@ -56,13 +58,15 @@ def pack(
     names: Sequence[str] | None = None,
     rounding: Rounding = "nearest",
     digests: bool = True,
+    template: str | os.PathLike[str] | None = None,
     force: bool = False,
     progress: Progress = ignore,
 ) -> PackReport:
     """Nest levels into a dense checkpoint and write the ELSA file.
 
     Exactly one of: `sparsities`, one-shot magnitude levels, sparsest first; `levels`, nested sparse
-    checkpoints, sparsest first; `counters`, the paper's N, integers under the same names.
+    checkpoints, sparsest first; `counters`, the paper's N, integers under the same names. A
+    `template` is what else a kind of checkpoint needs to run, such as ONNX's graph.
 
     >>> pack("dense.safetensors", "net.safetensors", sparsities=[95, 90, 80])  # doctest: +SKIP
     """
@@ -96,9 +100,18 @@ def pack(
             raise TensorMismatch(
                 "per-level tensors come from level checkpoints, and none are given"
             )
-        return _write(
+        report = _write(
             network, way, variants, choice, out, names, rounding, digests, force, progress
         )
+        if template is not None:
+            network.write_template(template, _path_of(out))
+        return report
+
+
+def _path_of(out: Target) -> str | os.PathLike[str]:
+    if not isinstance(out, str | os.PathLike):
+        raise TypeError("a template points into a file, and the output is a stream")
+    return out
 
 
 @dataclass(frozen=True)
@@ -206,8 +219,8 @@ def _write(
                 writer.append(name, block)
                 meter.tick(block.nbytes)
         profile = writer.finish()
-    profile_notes = _notes(nested, bits)
-    return PackReport(profile, choice.nested, choice.shared, profile_notes)
+    weights = sum(info.elements for info in nested)
+    return PackReport(profile, choice.nested, weights, choice.shared, _notes(nested, bits))
 
 
 def _embedded(
@@ -247,8 +260,8 @@ def _notes(nested: list[TensorInfo], bits: int) -> tuple[str, ...]:
         return ()
     info = narrow[0]
     return (
-        f"{bits}-bit counters leave {info.dtype.mantissa - bits} mantissa bits in {info.dtype.name} "
-        f"({len(narrow)} tensors); check the accuracy, or pack from float32",
+        f"{bits}-bit counters leave {info.dtype.mantissa - bits} mantissa bits in "
+        f"{info.dtype.name} ({len(narrow)} tensors); check the accuracy, or pack from float32",
     )
 
 

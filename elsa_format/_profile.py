@@ -184,7 +184,8 @@ def _check_tensors(profile: Profile, tensors: Mapping[str, TensorInfo], where: s
         info = tensors[name]
         if not info.dtype.nestable or profile.bits > info.dtype.mantissa:
             raise ProfileMismatch(
-                f"{where}: tensor {name!r}: {info.dtype.name} cannot carry {profile.bits}-bit counters"
+                f"{where}: tensor {name!r}: {info.dtype.name} cannot carry "
+                f"{profile.bits}-bit counters"
             )
         if counts[-1] > info.elements:
             raise ProfileMismatch(

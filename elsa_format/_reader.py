@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elsa_format import _kernels, _profile
-from elsa_format._errors import ElsaError
-from elsa_format._extract import level_size
+from elsa_format._blocks import BLOCK, Checksum, as_array, check_size
+from elsa_format._choose import choose_level
 from elsa_format._header import TensorInfo, read_header
 from elsa_format._layouts import Bitmask, Csr, Layout, encoder, part_name, parts
 from elsa_format._parallel import each
+from elsa_format._plan import level_size, plain_names
 from elsa_format._profile import Level, LevelLike, Profile
-from elsa_format._storage import Cursor, open_storage
-from elsa_format._stream import BLOCK, Checksum, as_array, check_size, plain_names
+from elsa_format._storage import open_storage
 
 Tensor = NDArray[Any] | Bitmask | Csr
 
@@ -40,7 +40,7 @@ class File:
         self._storage = open_storage(source)
         try:
             self.path = self._storage.name
-            self._header = read_header(Cursor(self._storage), self.path)
+            self._header = read_header(self._storage.cursor(), self.path)
             self.profile: Profile = _profile.parse(self._header, self.path)
             check_size(self._header, self._storage.size, self.path)
         except BaseException:
@@ -79,6 +79,16 @@ class File:
         return {k: v for k, v in self._header.metadata.items() if k != _profile.KEY}
 
     @property
+    def data_size(self) -> int:
+        """Bytes of the data section."""
+        return self._header.data_size
+
+    @property
+    def file_size(self) -> int:
+        """Bytes of the whole file."""
+        return self._header.data_start + self._header.data_size
+
+    @property
     def nested_weights(self) -> int:
         """Number of weights that carry counters."""
         return sum(self._header.tensors[name].elements for name in self.profile.nested)
@@ -94,6 +104,24 @@ class File:
         """Bytes of the file that extracting the level would give, from the header alone."""
         number = self.profile.level_number(level, self.path)
         return level_size(self._header, self.profile, number, layout)
+
+    def choose(
+        self,
+        *,
+        sparsity: float | None = None,
+        max_size: int | None = None,
+        layout: Layout = "dense",
+    ) -> LevelLike:
+        """The densest level with at least a sparsity, or with at most a size as a file."""
+        number = choose_level(
+            self._header,
+            self.profile,
+            self.path,
+            sparsity=sparsity,
+            max_size=max_size,
+            layout=layout,
+        )
+        return "dense" if number is None else number
 
     def tensor(self, name: str, level: LevelLike = "dense") -> NDArray[Any]:
         """One tensor of a level, without reading the others."""
@@ -200,5 +228,3 @@ class File:
 
 
 _PARTS = ("bitmask", "indptr", "indices", "values")
-
-__all__ = ["ElsaError", "File", "open"]

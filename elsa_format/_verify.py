@@ -7,12 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elsa_format import _kernels
+from elsa_format._blocks import BlockReader, Progress, Source, ignore, open_source, read_profile
 from elsa_format._codec import refuse_unpackable
 from elsa_format._digest import LevelDigests
 from elsa_format._errors import CounterOutOfRange, CountMismatch, DigestMismatch, ProfileMismatch
 from elsa_format._header import Header, TensorInfo
 from elsa_format._profile import RESERVED, Profile, variant_name
-from elsa_format._stream import BlockReader, Progress, Source, ignore, open_source, read_profile
 
 
 @dataclass(frozen=True)

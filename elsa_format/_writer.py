@@ -9,6 +9,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from elsa_format import _kernels, _level_file
+from elsa_format._blocks import BLOCK
 from elsa_format._codec import check_bits, refuse_unpackable
 from elsa_format._digest import LevelDigests
 from elsa_format._dtypes import of_array
@@ -16,7 +17,6 @@ from elsa_format._errors import CounterOutOfRange, InvalidProfile, TensorMismatc
 from elsa_format._header import LENGTH_BYTES, TensorInfo, lay_out, serialize
 from elsa_format._output import Output, Target, open_output
 from elsa_format._profile import KEY, RESERVED, ZEROS, Level, Profile, bits_for, variant_name
-from elsa_format._stream import BLOCK
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,72 @@
+"""elsa-extract: stream one level out of a file."""
+
+import os
+import sys
+from typing import Any
+
+import click
+
+from elsa_format import extract
+from elsa_format._cli._terminal import (
+    SETTINGS,
+    LevelType,
+    SizeType,
+    SparsityType,
+    progress,
+    reports_errors,
+    show_size,
+)
+from elsa_format._layouts import LAYOUTS
+
+
+@click.command("extract", context_settings=SETTINGS)
+@click.argument("source", metavar="SRC", type=click.Path(dir_okay=False, allow_dash=True))
+@click.option("-l", "--level", type=LevelType(), help="The level: 1 (sparsest) to T, or dense.")
+@click.option(
+    "--sparsity", type=SparsityType(), help="The densest level with at least this many zeros."
+)
+@click.option("--max-size", type=SizeType(), help="The densest level whose file is not larger.")
+@click.option(
+    "-o", "--output", "target", metavar="OUT", required=True, help="File, or - for stdout."
+)
+@click.option(
+    "--layout",
+    type=click.Choice(LAYOUTS),
+    default="dense",
+    show_default=True,
+    help="How to store nested tensors.",
+)
+@click.option("--keep-levels", is_flag=True, help="Stay an ELSA file with levels 1 to LEVEL.")
+@click.option("--no-verify", is_flag=True, help="Do not compare checksums.")
+@click.option("-f", "--force", is_flag=True, help="Replace OUT if it exists.")
+@reports_errors
+def command(source: str, target: str, no_verify: bool, **options: Any) -> None:
+    """Write one level of an ELSA file as a checkpoint of its own.
+
+    SRC is read front to back once, in constant memory, so it may be a pipe (-).
+
+    \b
+    elsa-extract net.safetensors --level 2 -o level2.safetensors
+    elsa-extract net.safetensors --sparsity 90 --layout bitmask -o small.safetensors
+    elsa-extract net.safetensors --max-size 20MB --layout csr -o small.safetensors
+    cat net.safetensors | elsa-extract - --level 1 -o - > level1.safetensors
+    """
+    wishes = [options[name] is not None for name in ("level", "sparsity", "max_size")]
+    if sum(wishes) != 1:
+        raise click.UsageError("Give one of --level, --sparsity and --max-size.")
+    with progress("extracting") as shown:
+        level = extract(
+            sys.stdin.buffer if source == "-" else source,
+            sys.stdout.buffer if target == "-" else target,
+            verify=not no_verify,
+            progress=shown,
+            **options,
+        )
+    if target != "-":
+        size = show_size(os.path.getsize(target))
+        click.echo(f"{target}: level {level}, {size} as {options['layout']}", err=True)
+
+
+def main() -> None:
+    """Run as `elsa-extract`."""
+    command(prog_name="elsa-extract")

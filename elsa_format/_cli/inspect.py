@@ -1,0 +1,134 @@
+"""elsa-inspect: what a file holds, from its header alone."""
+
+import json
+import sys
+from typing import Any
+
+import click
+
+from elsa_format import File
+from elsa_format import open as open_elsa
+from elsa_format._cli._terminal import SETTINGS, reports_errors, show_size, table
+from elsa_format._layouts import LAYOUTS
+
+MOST_COLUMNS = 8
+"""Levels that still fit a terminal."""
+
+
+@click.command("inspect", context_settings=SETTINGS)
+@click.argument("source", metavar="SRC", type=click.Path(dir_okay=False, allow_dash=True))
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@click.option("--layers/--no-layers", default=True, help="Show the table of nested tensors.")
+@reports_errors
+def command(source: str, as_json: bool, layers: bool) -> None:
+    """Show the levels and layers of an ELSA file; reads the header only, whatever the file's size.
+
+    \b
+    elsa-inspect net.safetensors
+    elsa-inspect net.safetensors --json | jq .levels
+    """
+    with open_elsa(sys.stdin.buffer if source == "-" else source) as file:
+        if as_json:
+            click.echo(json.dumps(describe(file), indent=2))
+        else:
+            click.echo(show(file, layers=layers))
+
+
+def describe(file: File) -> dict[str, Any]:
+    """Everything `elsa-inspect --json` prints."""
+    profile = file.profile
+    return {
+        "path": file.path,
+        "version": profile.version,
+        "bits": profile.bits,
+        "file_size": file.file_size,
+        "data_size": file.data_size,
+        "parameters": sum(info.elements for info in file.tensors.values()),
+        "nested_weights": file.nested_weights,
+        "levels": [
+            {
+                "level": t,
+                "name": level.name,
+                "target": level.target,
+                "pattern": level.pattern,
+                "sparsity": file.sparsity(t),
+                "nonzero": level.nonzero,
+                "digest": level.digest,
+                "metrics": dict(level.metrics),
+                "sizes": {layout: file.size(t, layout) for layout in LAYOUTS},
+            }
+            for t, level in enumerate(file.levels, 1)
+        ],
+        "dense": {"metrics": dict(profile.dense_metrics), "size": file.size("dense")},
+        "shard": profile.shard,
+        "metadata": dict(file.metadata),
+        "tensors": [
+            {
+                "name": name,
+                "dtype": info.dtype.name,
+                "shape": list(info.shape),
+                "kind": _kind(file, name),
+                "kept": list(profile.nested.get(name, ())) or None,
+            }
+            for name, info in file.tensors.items()
+        ],
+    }
+
+
+def show(file: File, *, layers: bool) -> str:
+    """Everything `elsa-inspect` prints."""
+    parameters = sum(info.elements for info in file.tensors.values())
+    kinds = [_kind(file, name) for name in file.tensors]
+    title = (
+        f"{file.path}: ELSA {file.profile.version}, {show_size(file.file_size)}, "
+        f"{parameters:,} parameters in {len(file.tensors)} tensors "
+        f"({kinds.count('nested')} nested, {kinds.count('per-level')} per level, "
+        f"{kinds.count('shared')} shared), {file.bits}-bit counters"
+    )
+    parts = [title, _level_table(file)]
+    if layers and file.nested:
+        parts.append(_layer_table(file))
+    return "\n\n".join(parts)
+
+
+def _kind(file: File, name: str) -> str:
+    if name in file.profile.nested:
+        return "nested"
+    return "per-level" if name in file.per_level else "shared"
+
+
+def _level_table(file: File) -> str:
+    metrics = sorted({key for level in file.levels for key in level.metrics})
+    rows = [["level", "name", "sparsity", "kept", *(f"as {x}" for x in LAYOUTS), *metrics]]
+    for t, level in enumerate(file.levels, 1):
+        sizes = [show_size(file.size(t, layout)) for layout in LAYOUTS]
+        values = [_number(level.metrics.get(key)) for key in metrics]
+        kept = [f"{file.sparsity(t):.3%}", f"{level.nonzero:,}"]
+        rows.append([str(t), level.name, *kept, *sizes, *values])
+    dense = [_number(file.profile.dense_metrics.get(key)) for key in metrics]
+    size = show_size(file.size("dense"))
+    rows.append(["dense", "", f"{0:.3%}", f"{file.nested_weights:,}", size, "", "", *dense])
+    return table(rows, left=2)
+
+
+def _layer_table(file: File) -> str:
+    shown = min(len(file.levels), MOST_COLUMNS)
+    more = ["…"] if shown < len(file.levels) else []
+    levels = [f"level {t}" for t in range(1, shown + 1)]
+    rows = [["kept in nested tensor", "dtype", "shape", *levels, *more]]
+    tensors = file.tensors
+    for name, counts in sorted(file.nested.items()):
+        info = tensors[name]
+        kept = [f"{n / info.elements:.2%}" if info.elements else "-" for n in counts[:shown]]
+        shape = "×".join(map(str, info.shape)) or "scalar"
+        rows.append([name, info.dtype.name, shape, *kept, *more])
+    return table(rows, left=3)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.6g}"
+
+
+def main() -> None:
+    """Run as `elsa-inspect`."""
+    command(prog_name="elsa-inspect")

@@ -1,0 +1,158 @@
+"""elsa-pack: nest levels into a checkpoint."""
+
+import json
+import os
+import sys
+from typing import Any
+
+import click
+
+from elsa_format import PackReport, pack
+from elsa_format._cli._terminal import SETTINGS, progress, reports_errors, show_size, table
+
+
+@click.command("pack", context_settings=SETTINGS)
+@click.argument("dense", metavar="DENSE", type=click.Path(dir_okay=False))
+@click.option(
+    "--sparsities",
+    metavar="LIST",
+    help="One-shot magnitude levels, sparsest first: 95,90,80 (percent, or fractions below 1) or "
+    "N:M patterns 1:8,1:4,2:4.",
+)
+@click.option(
+    "--scope",
+    type=click.Choice(["global", "uniform"]),
+    default="global",
+    show_default=True,
+    help="Compare magnitudes over all nested tensors, or within each.",
+)
+@click.option(
+    "--axis", type=int, default=-1, show_default=True, help="The axis N:M groups lie along."
+)
+@click.option(
+    "--level",
+    "levels",
+    metavar="FILE",
+    multiple=True,
+    type=click.Path(dir_okay=False),
+    help="A nested sparse checkpoint; repeat, sparsest first.",
+)
+@click.option(
+    "--counters",
+    metavar="FILE",
+    type=click.Path(dir_okay=False),
+    help="The paper's N: integers under the same names; t = frozen at step t, 0 or T+1 = dense "
+    "only.",
+)
+@click.option("--names", metavar="LIST", help="Names of the levels: small,medium,large.")
+@click.option("--include", metavar="GLOB", multiple=True, help="Nest only tensors that match.")
+@click.option("--exclude", metavar="GLOB", multiple=True, help="Do not nest tensors that match.")
+@click.option(
+    "--per-level",
+    metavar="GLOB",
+    multiple=True,
+    help="Store these tensors once per level, from the --level checkpoints.",
+)
+@click.option(
+    "--rounding",
+    type=click.Choice(["nearest", "overwrite"]),
+    default="nearest",
+    show_default=True,
+    help="How a counter enters a weight; overwrite is the paper's.",
+)
+@click.option("--template", metavar="FILE", help="For ONNX: write the graph, pointing into OUT.")
+@click.option("--no-digests", is_flag=True, help="Do not compute level digests.")
+@click.option("-o", "--output", "out", metavar="OUT", required=True, help="File, or - for stdout.")
+@click.option("-f", "--force", is_flag=True, help="Replace OUT if it exists.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was packed as JSON.")
+@click.option("-q", "--quiet", is_flag=True, help="Print no summary.")
+@reports_errors
+def command(
+    dense: str,
+    out: str,
+    sparsities: str | None,
+    names: str | None,
+    levels: tuple[str, ...],
+    counters: str | None,
+    template: str | None,
+    no_digests: bool,
+    as_json: bool,
+    quiet: bool,
+    **options: Any,
+) -> None:
+    """Nest sparse levels into a checkpoint, without changing its size.
+
+    DENSE is a .safetensors or .npz file, a shard index (.index.json), or what an installed
+    converter reads (.onnx).
+
+    \b
+    elsa-pack dense.safetensors --sparsities 95,90,80 -o net.safetensors
+    elsa-pack dense.safetensors --sparsities 1:8,1:4,2:4 --exclude 'head*' -o net.safetensors
+    elsa-pack dense.safetensors --level s95.safetensors --level s90.safetensors \\
+        --per-level '*running*' -o net.safetensors
+    elsa-pack dense.safetensors --counters N.npz -o net.safetensors
+    """
+    if sum(map(bool, (sparsities, levels, counters))) != 1:
+        raise click.UsageError("Give one of --sparsities, --level and --counters.")
+    if template is not None and out == "-":
+        raise click.UsageError("--template points into a file; -o - is none.")
+    with progress("packing") as shown:
+        report = pack(
+            dense,
+            sys.stdout.buffer if out == "-" else out,
+            sparsities=sparsities.split(",") if sparsities else None,
+            levels=levels or None,
+            counters=counters,
+            names=names.split(",") if names else None,
+            digests=not no_digests,
+            template=template,
+            progress=shown,
+            **options,
+        )
+    if as_json:
+        click.echo(json.dumps(_as_json(report, out), indent=2), err=out == "-")
+    elif not quiet:
+        click.echo(_summary(report, out), err=True)
+
+
+def _as_json(report: PackReport, out: str) -> dict[str, Any]:
+    return {
+        "output": out,
+        "bits": report.profile.bits,
+        "levels": [level.to_json() for level in report.profile.levels],
+        "nested": {name: list(counts) for name, counts in report.profile.nested.items()},
+        "per_level": list(report.profile.per_level),
+        "shared": dict(report.shared),
+        "notes": list(report.notes),
+    }
+
+
+def _summary(report: PackReport, out: str) -> str:
+    profile, total = report.profile, report.nested_weights
+    rows = [["level", "name", "sparsity", "kept"]]
+    for t, level in enumerate(profile.levels, 1):
+        sparsity = 1 - level.nonzero / total if total else 0
+        rows.append([str(t), level.name, f"{sparsity:.3%}", f"{level.nonzero:,}"])
+    lines = [table(rows, left=2), ""]
+    lines.append(f"nested: {len(report.nested)} tensors, {total:,} weights: {_few(report.nested)}")
+    if profile.per_level:
+        lines.append(f"per level: {len(profile.per_level)} tensors: {_few(profile.per_level)}")
+    reasons: dict[str, list[str]] = {}
+    for name, reason in report.shared.items():
+        reasons.setdefault(reason, []).append(name)
+    for reason, names in reasons.items():
+        lines.append(f"not nested ({reason}): {len(names)} tensors: {_few(names)}")
+    lines += [f"note: {note}" for note in report.notes]
+    if out != "-":
+        lines.append(f"{out}: {show_size(os.path.getsize(out))}")
+    return "\n".join(lines)
+
+
+def _few(names: Any) -> str:
+    names = list(names)
+    return ", ".join(names[:4]) + (f", … {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def main() -> None:
+    """Run as `elsa-pack`."""
+    command(prog_name="elsa-pack")
