@@ -1,0 +1,802 @@
+"""A second implementation of the specification, in plain Python integers.
+
+It is slow and holds whole files in memory. It exists so that the vectors, and the text they come
+from, are checked by something that shares no code with elsa_format. Section numbers refer to
+elsa-1.0.md. Needs the standard library and xxhash.
+"""
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+# Bits per element (§3.3).
+WIDTH = {
+    **dict.fromkeys(["F4"], 4),
+    **dict.fromkeys(["F6_E2M3", "F6_E3M2"], 6),
+    **dict.fromkeys(["BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0"], 8),
+    **dict.fromkeys(["F8_E4M3FNUZ", "F8_E5M2FNUZ"], 8),
+    **dict.fromkeys(["I16", "U16", "F16", "BF16"], 16),
+    **dict.fromkeys(["I32", "U32", "F32"], 32),
+    **dict.fromkeys(["I64", "U64", "F64", "C64"], 64),
+}
+# Stored mantissa bits of the dtypes that may be nested (§4.1).
+MANTISSA = {"BF16": 7, "F16": 10, "F32": 23, "F64": 52}
+
+MAX_HEADER = 100_000_000
+MAX_DEPTH = 32
+RESERVED = "__elsa__."
+
+
+class Bad(Exception):
+    """A defect, by its name in the error registry (§11)."""
+
+    def __init__(self, error: str, message: str) -> None:
+        super().__init__(f"{error}: {message}")
+        self.error = error
+
+
+# --- Counters (§4) -------------------------------------------------------------------------------
+
+
+def sign_bit(dtype: str) -> int:
+    """The word that has only the sign bit."""
+    return 1 << (WIDTH[dtype] - 1)
+
+
+def infinity(dtype: str) -> int:
+    """The bit pattern of +Inf: every exponent bit, no mantissa bit."""
+    return sign_bit(dtype) - (1 << MANTISSA[dtype])
+
+
+def counter(word: int, tau: int) -> int:
+    """The counter a weight carries (§4.2)."""
+    return word & ((1 << tau) - 1)
+
+
+def keep(word: int, tau: int, level: int) -> int:
+    """The weight at a level: its bits, or +0 (§4.2)."""
+    return word if 0 < counter(word, tau) <= level else 0
+
+
+def embed(word: int, c: int, dtype: str, tau: int, rounding: str) -> int:
+    """The word that carries counter c in place of `word` (§4.3)."""
+    if not 1 <= tau <= min(8, MANTISSA[dtype]):
+        raise Bad("BitsTooWide", f"{tau} bits in {dtype}")
+    sign = word & sign_bit(dtype)
+    m = word - sign
+    if m >= infinity(dtype):
+        raise Bad("NonFinite", f"{word:x}")
+    if m == 0 and c > 0:
+        raise Bad("ZeroFrozen", f"{word:x} with counter {c}")
+    if not 0 <= c < 1 << tau:
+        raise Bad("CounterOutOfRange", f"{c} in {tau} bits")
+    low = counter(m, tau)
+    q = m - low + c
+    if rounding == "nearest":
+        d = c - low
+        half = 1 << (tau - 1)
+        step = 1 << tau
+        if d >= half and q >= step:
+            q -= step
+        elif d < -half and q + step < infinity(dtype):
+            q += step
+    return sign | q
+
+
+# --- Restricted JSON (§3.2) ----------------------------------------------------------------------
+
+_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
+_ESCAPES = {'"': '"', "\\": "\\", "/": "/", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
+
+
+class Json:
+    """A recursive-descent parser that accepts restricted JSON and nothing else."""
+
+    def __init__(self, text: str, *, header: bool) -> None:
+        self.text = text
+        self.header = header
+        self.at = 0
+
+    def document(self) -> dict[str, Any]:
+        """The one object that the text consists of."""
+        self.space()
+        value = self.value(1)
+        self.space()
+        if self.at != len(self.text):
+            raise self.bad("text after the document")
+        if not isinstance(value, dict):
+            raise self.bad("the document is not an object")
+        return value
+
+    def bad(self, message: str) -> Bad:
+        return Bad("InvalidJson", f"{message} at character {self.at}")
+
+    def space(self) -> None:
+        while self.text[self.at : self.at + 1] in (" ", "\t", "\n", "\r"):
+            self.at += 1
+
+    def take(self, token: str) -> bool:
+        if not self.text.startswith(token, self.at):
+            return False
+        self.at += len(token)
+        return True
+
+    def value(self, depth: int) -> Any:
+        if self.text.startswith(("{", "["), self.at) and depth > MAX_DEPTH:
+            raise self.bad(f"nested deeper than {MAX_DEPTH}")
+        if self.take("{"):
+            return self.object(depth)
+        if self.take("["):
+            return self.array(depth)
+        if self.take('"'):
+            return self.string()
+        for token, constant in (("true", True), ("false", False), ("null", None)):
+            if self.take(token):
+                return constant
+        return self.number()
+
+    def object(self, depth: int) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        self.space()
+        if self.take("}"):
+            return found
+        while True:
+            self.space()
+            if not self.take('"'):
+                raise self.bad("expected a key")
+            key = self.string()
+            if key in found:
+                raise Bad("DuplicateKey", key)
+            self.space()
+            if not self.take(":"):
+                raise self.bad("expected ':'")
+            self.space()
+            found[key] = self.value(depth + 1)
+            self.space()
+            if self.take("}"):
+                return found
+            if not self.take(","):
+                raise self.bad("expected ',' or '}'")
+
+    def array(self, depth: int) -> list[Any]:
+        found: list[Any] = []
+        self.space()
+        if self.take("]"):
+            return found
+        while True:
+            self.space()
+            found.append(self.value(depth + 1))
+            self.space()
+            if self.take("]"):
+                return found
+            if not self.take(","):
+                raise self.bad("expected ',' or ']'")
+
+    def string(self) -> str:
+        units: list[str] = []
+        while not self.take('"'):
+            c = self.text[self.at : self.at + 1]
+            if c < " ":  # also the empty string at the end of the text
+                raise self.bad("control character or end of text in a string")
+            self.at += 1
+            units.append(self.escape() if c == "\\" else c)
+        # Two escapes may form one surrogate pair; what stays alone cannot be encoded.
+        try:
+            return "".join(units).encode("utf-16-le", "surrogatepass").decode("utf-16-le")
+        except UnicodeDecodeError:
+            raise self.bad("lone surrogate") from None
+
+    def escape(self) -> str:
+        c = self.text[self.at : self.at + 1]
+        self.at += 1
+        if c in _ESCAPES:
+            return _ESCAPES[c]
+        digits = self.text[self.at : self.at + 4]
+        if c != "u" or not re.fullmatch("[0-9a-fA-F]{4}", digits):
+            raise self.bad("bad escape")
+        self.at += 4
+        return chr(int(digits, 16))
+
+    def number(self) -> int | float:
+        match = _NUMBER.match(self.text, self.at)
+        if match is None:
+            raise self.bad("expected a value")
+        digits, fraction, exponent = match.group(0), match.group(2), match.group(3)
+        integer = fraction is None and exponent is None
+        if self.header:
+            if not integer or digits.startswith("-"):
+                raise self.bad(f"{digits[:24]} is not an unsigned integer")
+            if len(digits) > 19 or int(digits) >= 2**63:
+                raise self.bad(f"{digits[:24]} is above 2^63-1")
+        elif integer:
+            if len(digits) > 17 or abs(int(digits)) >= 2**53:
+                raise self.bad(f"{digits[:24]} is above 2^53-1")
+        elif not math.isfinite(float(digits)):
+            raise self.bad(f"{digits[:24]} is not finite")
+        self.at = match.end()
+        return int(digits) if integer else float(digits)
+
+
+def parse_document(text: str) -> dict[str, Any]:
+    """A profile, a level file's description or a shard index."""
+    return Json(text, header=False).document()
+
+
+# --- Container (§3) ------------------------------------------------------------------------------
+
+
+@dataclass
+class Tensor:
+    """One entry of the header."""
+
+    dtype: str
+    shape: list[int]
+    begin: int
+    end: int
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+@dataclass
+class Container:
+    """A safetensors file in memory."""
+
+    header: bytes
+    metadata: dict[str, str]
+    tensors: dict[str, Tensor]
+    rest: bytes
+    """All bytes after the header."""
+
+    def stored(self, name: str) -> bytes:
+        """The stored bytes of a tensor."""
+        return self.rest[self.tensors[name].begin : self.tensors[name].end]
+
+    def words(self, name: str) -> list[int]:
+        """The elements of a tensor as unsigned integers."""
+        size = WIDTH[self.tensors[name].dtype] // 8
+        data = self.stored(name)
+        return [int.from_bytes(data[i : i + size], "little") for i in range(0, len(data), size)]
+
+    def check_size(self) -> None:
+        """Whether the file ends where the data section ends (§3.4)."""
+        size = max((tensor.end for tensor in self.tensors.values()), default=0)
+        if len(self.rest) < size:
+            raise Bad("Truncated", f"{len(self.rest)} of {size} bytes of data")
+        if len(self.rest) > size:
+            raise Bad("TrailingData", f"{len(self.rest) - size} bytes after the data")
+
+
+def read_container(raw: bytes) -> Container:
+    """Parse everything up to the data section."""
+    if len(raw) < 8:
+        raise Bad("Truncated", "no header length")
+    length = int.from_bytes(raw[:8], "little")
+    if length > MAX_HEADER:
+        raise Bad("HeaderTooLarge", str(length))
+    header, rest = raw[8 : 8 + length], raw[8 + length :]
+    if len(header) < length:
+        raise Bad("Truncated", f"{len(header)} of {length} bytes of header")
+    if not header.startswith(b"{") or not header.rstrip(b" ").endswith(b"}"):
+        raise Bad("InvalidJson", "the header is not '{' … '}' and spaces")
+    try:
+        text = header.decode("utf-8")
+    except UnicodeDecodeError:
+        raise Bad("InvalidJson", "the header is not UTF-8") from None
+    document = Json(text, header=True).document()
+    metadata = document.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise Bad("InvalidHeader", "__metadata__")
+    for name, entry in document.items():
+        check_entry(name, entry)
+    tensors = {
+        name: Tensor(entry["dtype"], entry["shape"], *entry["data_offsets"])
+        for name, entry in document.items()
+    }
+    check_offsets(tensors)
+    return Container(header, metadata, tensors, rest)
+
+
+def is_integer(value: Any) -> bool:
+    """Whether a parsed value is an integer; True and False are not."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a parsed value is a number; True and False are not."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def check_entry(name: str, entry: Any) -> None:
+    """Structure of one tensor's entry (§3.3)."""
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        raise Bad("InvalidHeader", name)
+    shape, offsets = entry["shape"], entry["data_offsets"]
+    if not isinstance(shape, list) or not all(is_integer(n) for n in shape):
+        raise Bad("InvalidHeader", f"{name}: shape")
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(is_integer, offsets)):
+        raise Bad("InvalidHeader", f"{name}: data_offsets")
+    if not isinstance(entry["dtype"], str):
+        raise Bad("InvalidHeader", f"{name}: dtype")
+    if entry["dtype"] not in WIDTH:
+        raise Bad("UnknownDtype", f"{name}: {entry['dtype']}")
+
+
+def check_offsets(tensors: Mapping[str, Tensor]) -> None:
+    """Sizes fit shapes, and the data section has neither holes nor overlaps (§3.4)."""
+    for name, tensor in tensors.items():
+        width = WIDTH[tensor.dtype]
+        if math.prod(n for n in tensor.shape if n > 0) * width >= 2**63:
+            raise Bad("InvalidOffsets", f"{name}: shape overflows")
+        if (tensor.end - tensor.begin) * 8 != tensor.elements * width:
+            raise Bad("InvalidOffsets", f"{name}: size")
+    position = 0
+    for tensor in sorted(tensors.values(), key=lambda tensor: (tensor.begin, tensor.end)):
+        if tensor.begin != position:
+            raise Bad("InvalidOffsets", f"{tensor.begin}, expected {position}")
+        position = tensor.end
+
+
+# --- Profile (§5) --------------------------------------------------------------------------------
+
+
+def variant(name: str, level: int) -> str:
+    """The stored name of a per-level tensor at a level (§6)."""
+    return f"{RESERVED}{level}.{name}"
+
+
+def header_checksum(header: bytes, digits: bytes) -> str:
+    """XXH3-64 of the header with its own checksum's digits replaced by zeros (§8)."""
+    return xxhash.xxh3_64_hexdigest(header.replace(digits, b"0" * 16))
+
+
+def check_versions(document: Mapping[str, Any], error: str) -> None:
+    """Version and required features come before everything else in the document (§5.1)."""
+    version = document.get("version")
+    if not isinstance(version, str) or not re.fullmatch(r"[0-9]+\.[0-9]+", version):
+        raise Bad(error, "version")
+    if int(version.split(".")[0]) != 1:
+        raise Bad("UnsupportedVersion", version)
+    requires = document.get("requires", [])
+    if not isinstance(requires, list) or not all(isinstance(item, str) for item in requires):
+        raise Bad(error, "requires")
+    if requires:
+        raise Bad("UnsupportedFeature", requires[0])
+
+
+def check_profile(document: Mapping[str, Any]) -> None:
+    """The document by itself, field by field (§5.2)."""
+
+    def need(condition: bool, field: str) -> None:
+        if not condition:
+            raise Bad("InvalidProfile", field)
+
+    def matches(pattern: str, value: Any) -> bool:
+        return isinstance(value, str) and re.fullmatch(pattern, value) is not None
+
+    def metrics(value: Any) -> bool:
+        return isinstance(value, dict) and all(map(is_number, value.values()))
+
+    bits, levels = document.get("bits"), document.get("levels")
+    need(is_integer(bits) and 1 <= document["bits"] <= 8, "bits")
+    need(isinstance(levels, list), "levels")
+    need(1 <= len(document["levels"]) < 1 << document["bits"], "levels")
+    for level in document["levels"]:
+        need(isinstance(level, dict), "levels")
+        need(isinstance(level.get("name"), str) and level["name"] != "", "name")
+        need(is_integer(level.get("nonzero")) and level["nonzero"] >= 0, "nonzero")
+        target = level.get("target", 0)
+        need(is_number(target) and 0 <= target <= 1, "target")
+        need(matches("[1-9][0-9]*:[1-9][0-9]*", level.get("pattern", "1:1")), "pattern")
+        need("digest" not in level or matches("sha256:[0-9a-f]{64}", level["digest"]), "digest")
+        need(metrics(level.get("metrics", {})), "metrics")
+    dense = document.get("dense", {})
+    need(isinstance(dense, dict) and metrics(dense.get("metrics", {})), "dense")
+    nested = document.get("nested")
+    need(isinstance(nested, dict), "nested")
+    for name, counts in document["nested"].items():
+        need(not name.startswith(RESERVED), "nested: reserved name")
+        need(isinstance(counts, list) and len(counts) == len(document["levels"]), "nested: counts")
+        need(all(is_integer(n) and n >= 0 for n in counts), "nested: counts")
+        need(all(a <= b for a, b in pairwise(counts)), "nested: decreasing")
+    per_level = document.get("per_level", [])
+    need(isinstance(per_level, list), "per_level")
+    need(all(isinstance(name, str) for name in per_level), "per_level")
+    need(not any(name.startswith(RESERVED) for name in per_level), "per_level: reserved name")
+    encoded = [name.encode() for name in per_level]
+    need(all(a < b for a, b in pairwise(encoded)), "per_level: order")
+    need(not set(per_level) & set(document["nested"]), "both nested and per-level")
+    checksums = document.get("checksums", {})
+    need(isinstance(checksums, dict), "checksums")
+    need(all(matches("xxh3:[0-9a-f]{16}", v) for v in checksums.values()), "checksums")
+    if "shard" in document:
+        shard = document["shard"]
+        need(isinstance(shard, dict), "shard")
+        need(is_integer(shard.get("number")) and is_integer(shard.get("of")), "shard")
+        need(1 <= shard["number"] <= shard["of"], "shard")
+
+
+def check_against_tensors(profile: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """The document against the tensors that the header declares (§5.3)."""
+
+    def need(condition: bool, name: str) -> None:
+        if not condition:
+            raise Bad("ProfileMismatch", name)
+
+    number_of_levels = len(profile["levels"])
+    for name, counts in profile["nested"].items():
+        need(name in tensors, name)
+        need(tensors[name].dtype in MANTISSA, name)
+        need(profile["bits"] <= MANTISSA[tensors[name].dtype], name)
+        need(counts[-1] <= tensors[name].elements, name)
+    variants = set()
+    for name in profile.get("per_level", []):
+        need(name in tensors, name)
+        for t in range(1, number_of_levels + 1):
+            need(variant(name, t) in tensors, variant(name, t))
+            ours, plain = tensors[variant(name, t)], tensors[name]
+            need((ours.dtype, ours.shape) == (plain.dtype, plain.shape), variant(name, t))
+            variants.add(variant(name, t))
+    for name in profile.get("checksums", {}):
+        need(name in tensors, name)
+    for name in tensors:
+        need(not name.startswith(RESERVED) or name in variants, name)
+    for t, level in enumerate(profile["levels"]):
+        kept = sum(counts[t] for counts in profile["nested"].values())
+        if kept > level["nonzero"] or (kept < level["nonzero"] and "shard" not in profile):
+            raise Bad("CountMismatch", f"level {t + 1}: {level['nonzero']} is not {kept}")
+
+
+@dataclass
+class Elsa:
+    """An opened ELSA file."""
+
+    container: Container
+    profile: dict[str, Any]
+
+    @property
+    def levels(self) -> int:
+        """T, the number of levels."""
+        return len(self.profile["levels"])
+
+
+def open_elsa(raw: bytes) -> Elsa:
+    """All that a Reader checks before it reads data, in the order of §11.2."""
+    container = read_container(raw)
+    if "elsa" not in container.metadata:
+        raise Bad("NotElsa", "no profile")
+    profile = parse_document(container.metadata["elsa"])
+    check_versions(profile, "InvalidProfile")
+    if "header" in profile:
+        found = profile["header"]
+        if not isinstance(found, str) or not re.fullmatch("xxh3:[0-9a-f]{16}", found):
+            raise Bad("InvalidProfile", "header")
+        if header_checksum(container.header, found[5:].encode()) != found[5:]:
+            raise Bad("ChecksumMismatch", "header")
+    check_profile(profile)
+    check_against_tensors(profile, container.tensors)
+    container.check_size()
+    return Elsa(container, profile)
+
+
+# --- Levels and digests (§4.2, §6, §7) -----------------------------------------------------------
+
+
+@dataclass
+class LevelTensor:
+    """A tensor of an extracted level."""
+
+    dtype: str
+    shape: list[int]
+    data: bytes
+    nested: bool
+
+
+def pack_bits(flags: list[bool]) -> bytes:
+    """Bit i of the list is bit i mod 8 of byte i div 8; unused bits are zero."""
+    packed = bytearray((len(flags) + 7) // 8)
+    for i, flag in enumerate(flags):
+        if flag:
+            packed[i // 8] |= 1 << (i % 8)
+    return bytes(packed)
+
+
+def extract(elsa: Elsa, level: int) -> dict[str, LevelTensor]:
+    """The tensors of a level, under their plain names."""
+    found = {}
+    for name, tensor in elsa.container.tensors.items():
+        if name.startswith(RESERVED):
+            continue
+        nested = name in elsa.profile["nested"]
+        per_level = name in elsa.profile.get("per_level", [])
+        data = elsa.container.stored(variant(name, level) if per_level else name)
+        if nested:
+            size = WIDTH[tensor.dtype] // 8
+            words = [keep(w, elsa.profile["bits"], level) for w in elsa.container.words(name)]
+            data = b"".join(w.to_bytes(size, "little") for w in words)
+        found[name] = LevelTensor(tensor.dtype, tensor.shape, data, nested)
+    return found
+
+
+def split_kept(tensor: LevelTensor) -> tuple[list[bool], bytes]:
+    """Which weights of a nested tensor are kept, and their bytes in order."""
+    size = WIDTH[tensor.dtype] // 8
+    weights = [tensor.data[i : i + size] for i in range(0, len(tensor.data), size)]
+    # A kept weight has a counter above 0 in its low bits, so its bytes are not all zero.
+    return [any(weight) for weight in weights], b"".join(w for w in weights if any(w))
+
+
+def level_digest(level: Mapping[str, LevelTensor]) -> str:
+    """The identity of an extracted level (§7)."""
+    lines = []
+    for name in sorted(level, key=lambda name: name.encode()):
+        tensor = level[name]
+        content = tensor.data
+        if tensor.nested:
+            flags, values = split_kept(tensor)
+            content = pack_bits(flags) + values
+        shape = json.dumps(tensor.shape, separators=(",", ":"))
+        digest = hashlib.sha256(content).hexdigest()
+        lines.append(f"{len(name.encode())}:{name} {tensor.dtype} {shape} {digest}\n")
+    return "sha256:" + hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def check_data(elsa: Elsa) -> None:
+    """What a Validator checks in the data of one file (§8, §4.4), digests excepted."""
+    for name, stated in elsa.profile.get("checksums", {}).items():
+        if "xxh3:" + xxhash.xxh3_64_hexdigest(elsa.container.stored(name)) != stated:
+            raise Bad("ChecksumMismatch", name)
+    for name, counts in elsa.profile["nested"].items():
+        dtype = elsa.container.tensors[name].dtype
+        words = elsa.container.words(name)
+        counters = [counter(word, elsa.profile["bits"]) for word in words]
+        if any(c > elsa.levels for c in counters):
+            raise Bad("CounterOutOfRange", name)
+        if any(word & (sign_bit(dtype) - 1) >= infinity(dtype) for word in words):
+            raise Bad("NonFinite", name)
+        for t, count in enumerate(counts, 1):
+            if sum(0 < c <= t for c in counters) != count:
+                raise Bad("CountMismatch", f"{name} at level {t}")
+
+
+def check_digests(parts: list[Elsa]) -> list[str]:
+    """The digests of all levels of a network, checked against those the profile states."""
+    digests = []
+    for t, stated in enumerate(parts[0].profile["levels"], 1):
+        level: dict[str, LevelTensor] = {}
+        for part in parts:
+            level |= extract(part, t)
+        digests.append(level_digest(level))
+        if stated.get("digest", digests[-1]) != digests[-1]:
+            raise Bad("DigestMismatch", f"level {t}")
+    return digests
+
+
+def validate(raw: bytes) -> Elsa:
+    """Everything a Validator checks in one ELSA file."""
+    elsa = open_elsa(raw)
+    check_data(elsa)
+    if "shard" not in elsa.profile:
+        check_digests([elsa])
+    return elsa
+
+
+# --- Level files (§9) ----------------------------------------------------------------------------
+
+
+def matrix(shape: list[int]) -> tuple[int, int]:
+    """Rows and columns of a tensor in the CSR layout."""
+    if len(shape) < 2:
+        return 1, math.prod(shape)
+    return shape[0], math.prod(shape[1:])
+
+
+def load_level(raw: bytes) -> dict[str, LevelTensor]:
+    """The dense tensors of a level file, whatever its layout."""
+
+    def need(condition: bool, message: str) -> None:
+        if not condition:
+            raise Bad("InvalidLayout", message)
+
+    container = read_container(raw)
+    if "elsa_level" not in container.metadata:
+        raise Bad("NotElsa", "no level document")
+    document = parse_document(container.metadata["elsa_level"])
+    check_versions(document, "InvalidLayout")
+    check_level_document(document, need)
+    sparse = document.get("tensors", {})
+    stored: dict[str, list[str]] = {}
+    if document["layout"] != "dense":
+        for name, entry in sparse.items():
+            need(name not in container.tensors, f"{name} is stored twice")
+            stored[name] = check_parts(container, name, entry, document["layout"], need)
+    else:
+        for name, entry in sparse.items():
+            need(name in container.tensors, f"{name} is missing")
+            found = container.tensors[name]
+            need([found.dtype, found.shape] == [entry["dtype"], entry["shape"]], name)
+    known = {part for parts in stored.values() for part in parts}
+    for name in container.tensors:
+        need(not name.startswith(RESERVED) or name in known, f"{name} has no meaning")
+    container.check_size()
+    level = {}
+    for name, tensor in container.tensors.items():
+        if name not in known:
+            data = container.stored(name)
+            level[name] = LevelTensor(tensor.dtype, tensor.shape, data, name in sparse)
+    for name, parts in stored.items():
+        decode = decode_bitmask if document["layout"] == "bitmask" else decode_csr
+        entry = sparse[name]
+        data = decode(container, parts, entry, need)
+        level[name] = LevelTensor(entry["dtype"], entry["shape"], data, True)
+    checkable = document["layout"] != "dense" or "tensors" in document
+    if checkable and "digest" in document and level_digest(level) != document["digest"]:
+        raise Bad("DigestMismatch", "level file")
+    return level
+
+
+Need = Callable[[bool, str], None]
+
+
+def check_level_document(document: Mapping[str, Any], need: Need) -> None:
+    """The `elsa_level` document by itself (§9.1)."""
+    layout = document.get("layout")
+    need(layout in ("dense", "bitmask", "csr"), "layout")
+    level = document.get("level")
+    if level == "dense":
+        need(layout == "dense", "level")
+    else:
+        need(is_integer(level) and 1 <= document["level"] <= 255, "level")
+    need(isinstance(document.get("name"), str) and document["name"] != "", "name")
+    if "digest" in document:
+        digest = document["digest"]
+        need(isinstance(digest, str), "digest")
+        need(re.fullmatch("sha256:[0-9a-f]{64}", digest) is not None, "digest")
+    need(layout == "dense" or "tensors" in document, "tensors")
+    tensors = document.get("tensors", {})
+    need(isinstance(tensors, dict), "tensors")
+    for name, entry in tensors.items():
+        need(not name.startswith(RESERVED), "tensors: reserved name")
+        need(isinstance(entry, dict) and entry.get("dtype") in MANTISSA, f"{name}: dtype")
+        shape = entry.get("shape")
+        need(isinstance(shape, list), f"{name}: shape")
+        need(all(is_integer(n) and n >= 0 for n in entry["shape"]), f"{name}: shape")
+        size = math.prod(n for n in entry["shape"] if n > 0) * WIDTH[entry["dtype"]]
+        need(size < 2**63, f"{name}: shape overflows")
+
+
+def check_parts(
+    container: Container, name: str, entry: Mapping[str, Any], layout: str, need: Need
+) -> list[str]:
+    """The stored parts of a sparse tensor have the right dtypes and shapes (§9.2, §9.3)."""
+
+    def part(kind: str) -> Tensor:
+        full = f"{RESERVED}{kind}.{name}"
+        need(full in container.tensors, f"{full} is missing")
+        need(len(container.tensors[full].shape) == 1, f"{full}: shape")
+        return container.tensors[full]
+
+    kinds = ["bitmask", "values"] if layout == "bitmask" else ["indptr", "indices", "values"]
+    values = part("values")
+    need(values.dtype == entry["dtype"], f"{name}: dtype of values")
+    kept = values.shape[0]
+    if layout == "bitmask":
+        bitmask = part("bitmask")
+        need(bitmask.dtype == "U8", f"{name}: dtype of bitmask")
+        need(bitmask.shape == [(math.prod(entry["shape"]) + 7) // 8], f"{name}: bitmask length")
+    else:
+        rows, _ = matrix(entry["shape"])
+        indptr, indices = part("indptr"), part("indices")
+        need(indptr.dtype in ("I32", "I64"), f"{name}: index dtype")
+        need(indices.dtype == indptr.dtype, f"{name}: index dtype")
+        need(indptr.shape == [rows + 1], f"{name}: indptr length")
+        need(indices.shape == [kept], f"{name}: indices length")
+    return [f"{RESERVED}{kind}.{name}" for kind in kinds]
+
+
+def decode_bitmask(
+    container: Container, parts: list[str], entry: Mapping[str, Any], need: Need
+) -> bytes:
+    """Dense bytes of a tensor in the bitmask layout (§9.2)."""
+    bitmask, values = container.stored(parts[0]), container.words(parts[1])
+    elements = math.prod(entry["shape"])
+    flags = [bool(bitmask[i // 8] >> (i % 8) & 1) for i in range(8 * len(bitmask))]
+    need(not any(flags[elements:]), "unused bits are set")
+    need(sum(flags) == len(values), "popcount")
+    rest = iter(values)
+    words = [next(rest) if flag else 0 for flag in flags[:elements]]
+    return b"".join(word.to_bytes(WIDTH[entry["dtype"]] // 8, "little") for word in words)
+
+
+def decode_csr(
+    container: Container, parts: list[str], entry: Mapping[str, Any], need: Need
+) -> bytes:
+    """Dense bytes of a tensor in the CSR layout (§9.3)."""
+
+    def signed(name: str) -> list[int]:
+        half = 1 << (WIDTH[container.tensors[name].dtype] - 1)
+        return [word - 2 * half if word >= half else word for word in container.words(name)]
+
+    indptr, indices, values = signed(parts[0]), signed(parts[1]), container.words(parts[2])
+    rows, columns = matrix(entry["shape"])
+    need(indptr[0] == 0 and indptr[-1] == len(values), "indptr ends")
+    need(all(a <= b for a, b in pairwise(indptr)), "indptr decreases")
+    words = [0] * (rows * columns)
+    for row in range(rows):
+        before = -1
+        for k in range(indptr[row], indptr[row + 1]):
+            need(before < indices[k] < columns, "indices")
+            before = indices[k]
+            words[row * columns + before] = values[k]
+    return b"".join(word.to_bytes(WIDTH[entry["dtype"]] // 8, "little") for word in words)
+
+
+# --- Shards (§10) --------------------------------------------------------------------------------
+
+
+def open_index(path: Path) -> list[Elsa]:
+    """The shards of a network, in the order of their numbers, checked against the index."""
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError:
+        raise Bad("InvalidJson", "the index is not UTF-8") from None
+    document = parse_document(text)
+    weight_map = document.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise Bad("InvalidIndex", "weight_map")
+    if not all(isinstance(name, str) for name in weight_map.values()):
+        raise Bad("InvalidIndex", "weight_map")
+    metadata = document.get("metadata", {})
+    total_size = metadata.get("total_size", 0) if isinstance(metadata, dict) else None
+    if not is_integer(total_size):
+        raise Bad("InvalidIndex", "metadata")
+    files = sorted(set(weight_map.values()))
+    for name in files:
+        if name in ("", ".", "..") or any(c in name for c in "/\\\0"):
+            raise Bad("UnsafePath", name)
+        if (path.parent / name).resolve().parent != path.parent.resolve():
+            raise Bad("UnsafePath", name)
+    for name in files:
+        if not (path.parent / name).is_file():
+            raise Bad("InvalidIndex", f"{name} is missing")
+    parts = {name: open_elsa((path.parent / name).read_bytes()) for name in files}
+    for name, part in parts.items():
+        listed = {tensor for tensor, shard in weight_map.items() if shard == name}
+        if listed != set(part.container.tensors):
+            raise Bad("InvalidIndex", f"tensors of {name}")
+    found = [part.profile.get("shard", {"number": 0, "of": 0}) for part in parts.values()]
+    numbers = sorted((shard["number"], shard["of"]) for shard in found)
+    if numbers != [(i, len(files)) for i in range(1, len(files) + 1)]:
+        raise Bad("InvalidIndex", f"shard numbers {numbers}")
+    ordered = sorted(parts.values(), key=lambda part: int(part.profile["shard"]["number"]))
+    for part in ordered:
+        for key in ("bits", "levels"):
+            if part.profile[key] != ordered[0].profile[key]:
+                raise Bad("InvalidIndex", f"{key} differ between shards")
+    size = sum(t.end - t.begin for part in ordered for t in part.container.tensors.values())
+    if isinstance(metadata, dict) and "total_size" in metadata and total_size != size:
+        raise Bad("InvalidIndex", f"total_size {total_size}, found {size}")
+    for t, level in enumerate(ordered[0].profile["levels"]):
+        kept = sum(counts[t] for part in ordered for counts in part.profile["nested"].values())
+        if kept != level["nonzero"]:
+            raise Bad("CountMismatch", f"level {t + 1}: {level['nonzero']} is not {kept}")
+    return ordered
+
+
+def validate_index(path: Path) -> list[Elsa]:
+    """Everything a Validator checks in a sharded network."""
+    parts = open_index(path)
+    for part in parts:
+        check_data(part)
+    check_digests(parts)
+    return parts
