@@ -11,6 +11,7 @@ from elsa_format._blocks import (
     open_source,
     read_profile,
 )
+from elsa_format._choose import choose_level
 from elsa_format._dtypes import DTYPES, Dtype, of_array
 from elsa_format._header import Header, TensorInfo, read_header
 from elsa_format._json import dump
@@ -33,6 +34,7 @@ __all__ = [
     "Target",
     "TensorInfo",
     "as_array",
+    "choose_level",
     "dump",
     "ignore",
     "kernels",

@@ -34,6 +34,11 @@ class Binding:
         stored = self.header.tensors[name]
         return TensorInfo(self.initializers[name], stored.dtype, stored.shape)
 
+    def kept(self, name: str, level: int | None) -> int | None:
+        """How many weights a level keeps of a tensor; None if all, as it is not a nested one."""
+        counts = self.profile.nested.get(name)
+        return None if counts is None or level is None else counts[level - 1]
+
 
 def bind(model: Model, header: Header, profile: Profile) -> Binding:
     """Check that the template is of this file's network, and let its graph take stored tensors.

@@ -3,6 +3,7 @@
 import contextlib
 import os
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +19,23 @@ from elsa_converters._format import (
     Source,
     Target,
     TensorInfo,
+    choose_level,
     dump,
     ignore,
     of_array,
     open_output,
+    plan,
 )
+from elsa_converters.onnx._bind import Binding
 from elsa_converters.onnx._fold import fold_batch_norm
 from elsa_converters.onnx._hoist import remove_named
-from elsa_converters.onnx._level import LevelPass, Template, open_level
+from elsa_converters.onnx._level import Template, open_level
 from elsa_converters.onnx._sparse import coordinates, is_smaller_sparse
-from elsa_converters.onnx._writer import LARGEST_FILE, Entry, ModelWriter
+from elsa_converters.onnx._writer import LARGEST_FILE, Entry, ModelWriter, model_size
+from elsa_format import NoSuchLevel
 
 LEVEL_KEY = "elsa_level"
 """Entry of metadata_props that says which level of what a model is."""
-_FRAME = 256  # generous bytes per tensor for what stands around its data
 
 
 def export(
@@ -39,54 +43,52 @@ def export(
     template: Template,
     target: Target,
     *,
-    level: LevelLike,
+    level: LevelLike | None = None,
+    sparsity: float | None = None,
+    max_size: int | None = None,
     sparse: bool = False,
     fold: bool = False,
     external_data: bool | None = None,
     verify: bool = True,
     force: bool = False,
     progress: Progress = ignore,
-) -> None:
-    """Write one level of an ELSA file as an ONNX model.
+) -> LevelLike:
+    """Write one level of an ELSA file as an ONNX model; returns which.
 
-    `sparse` writes sparse initializers where they are smaller, `fold` folds batch norm into the
-    convolutions before it. Tensors go to a file beside the model, named after it with `.data`, if
-    `external_data` is true or, unless it is false, the model would exceed 2 GB.
+    The level is given by number, or as the densest with at least a `sparsity` (a fraction), or as
+    the densest whose model has at most `max_size` bytes. `sparse` writes sparse initializers where
+    they are smaller; `fold` folds batch norm into the convolutions before it. Tensors go to a file
+    beside the model, named after it with `.data`, if `external_data` is true or, unless it is
+    false, the model would exceed 2 GB.
 
     >>> export("net.safetensors", "net.onnx", "level2.onnx", level=2)  # doctest: +SKIP
     """
-    with open_level(source, template, level, verify=verify, progress=progress) as opened:
-        proto = opened.binding.proto
-        describe_level(proto, opened.binding.profile, opened.level)
+    choice = partial(_choose, level=level, sparsity=sparsity, max_size=max_size, sparse=sparse)
+    with open_level(source, template, choice, verify=verify, progress=progress) as opened:
+        binding, proto = opened.binding, opened.binding.proto
+        describe_level(proto, binding.profile, opened.level)
         if fold:
-            arrays = by_initializer(opened, opened.arrays())
+            arrays = {binding.initializers.get(n, n): a for n, a in opened.arrays().items()}
             fold_batch_norm(proto, arrays)
             entries = [_array_entry(name, array, sparse) for name, array in arrays.items()]
         else:
-            entries = _entries(opened, sparse)
+            entries = _entries(binding, opened.level, sparse)
         remove_named(proto.graph.input, {e.info.name for e in entries if e.kept is not None})
         with contextlib.ExitStack() as stack:
             data = None
             if _is_external(external_data, proto, entries):
                 data = _data_output(stack, target, force)
-            output = stack.enter_context(
-                open_output(target, force=force, in_order=not sparse and data is None)
-            )
+            output = stack.enter_context(open_output(target, force=force))
             writer = ModelWriter(proto, entries, output, data)
             if fold:
                 for name, array in arrays.items():
                     writer.append(name, array)
             else:
-                initializers = opened.binding.initializers
                 for name, block in opened.blocks():
-                    writer.append(initializers.get(name, name), block)
+                    writer.append(binding.initializers.get(name, name), block)
             writer.finish()
             _commit(output, data, target)
-
-
-def by_initializer(opened: LevelPass, arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Arrays by the initializers they fill."""
-    return {opened.binding.initializers.get(name, name): array for name, array in arrays.items()}
+        return "dense" if opened.level is None else opened.level
 
 
 def describe_level(proto: ModelProto, profile: Profile, level: int | None) -> None:
@@ -103,13 +105,45 @@ def describe_level(proto: ModelProto, profile: Profile, level: int | None) -> No
     proto.metadata_props.add(key=LEVEL_KEY, value=dump(dict(sorted(document.items()))))
 
 
-def _entries(opened: LevelPass, sparse: bool) -> list[Entry]:
+def _choose(
+    binding: Binding,
+    where: str,
+    *,
+    level: LevelLike | None,
+    sparsity: float | None,
+    max_size: int | None,
+    sparse: bool,
+) -> int | None:
+    if max_size is None or level is not None or sparsity is not None:
+        return choose_level(
+            binding.header,
+            binding.profile,
+            where,
+            level=level,
+            sparsity=sparsity,
+            max_size=max_size,
+        )
+    numbers: list[int | None] = [None, *range(len(binding.profile.levels), 0, -1)]
+    sizes = {}
+    for number in numbers:
+        describe_level(binding.proto, binding.profile, number)
+        sizes[number] = model_size(binding.proto, _entries(binding, number, sparse))
+        if sizes[number] <= max_size:
+            return number
+    hint = "" if sparse else "; sparse initializers may be smaller"
+    raise NoSuchLevel(f"{where}: no level fits {max_size} bytes, level 1 takes {sizes[1]}{hint}")
+
+
+def _entries(binding: Binding, level: int | None, sparse: bool) -> list[Entry]:
+    """The initializers of a level, in the order their bytes arrive."""
     entries = []
-    for name in opened.names():
-        info, kept = opened.binding.info(name), opened.kept(name)
+    for step in plan(binding.header, binding.profile, level):
+        if step.name is None or step.name not in binding.initializers:
+            continue
+        info, kept = binding.info(step.name), binding.kept(step.name, level)
         smaller = sparse and kept is not None and is_smaller_sparse(info, kept)
         entries.append(Entry(info, kept if smaller else None))
-    return entries + [Entry(weight.info) for weight in opened.binding.rest.values()]
+    return entries + [Entry(weight.info) for weight in binding.rest.values()]
 
 
 def _array_entry(name: str, array: NDArray[Any], sparse: bool) -> Entry:
@@ -121,10 +155,7 @@ def _array_entry(name: str, array: NDArray[Any], sparse: bool) -> Entry:
 def _is_external(asked: bool | None, proto: ModelProto, entries: Iterable[Entry]) -> bool:
     if asked is not None:
         return asked
-    size: int = proto.ByteSize() + sum(
-        _FRAME + len(entry.info.name) + entry.info.nbytes for entry in entries if entry.kept is None
-    )
-    return size > LARGEST_FILE
+    return model_size(proto, entries) > LARGEST_FILE
 
 
 def _data_output(stack: contextlib.ExitStack, target: Target, force: bool) -> tuple[str, Output]:

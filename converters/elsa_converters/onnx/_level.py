@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,8 @@ from elsa_converters.onnx._model import Model, read_model
 from elsa_converters.onnx._values import ValueCheck
 
 Template = str | os.PathLike[str] | Model
+Choice = Callable[[Binding, str], int | None]
+"""Decides on a level, None for the dense network, once both files are known."""
 Block = NDArray[np.uint8]
 
 
@@ -40,11 +42,6 @@ class LevelPass:
     binding: Binding
     level: int | None
     reader: BlockReader
-
-    def kept(self, name: str) -> int | None:
-        """How many weights the level keeps of a tensor; None if it is not a nested one."""
-        counts = self.binding.profile.nested.get(name)
-        return None if counts is None or self.level is None else counts[self.level - 1]
 
     def steps(self) -> list[Step]:
         """What becomes of each stored tensor, in stored order."""
@@ -105,7 +102,7 @@ class LevelPass:
 def open_level(
     source: Source,
     template: Template,
-    level: LevelLike,
+    level: LevelLike | Choice,
     *,
     verify: bool = True,
     progress: Progress = ignore,
@@ -113,9 +110,12 @@ def open_level(
     """Read the headers of both files, bind one to the other, and get ready to read the level."""
     with open_source(source) as opened:
         header, profile = read_profile(opened)
-        number = profile.level_number(level, opened.name)
         if not isinstance(template, Model):
             template = read_model(template, also=set(plain_names(header)))
         binding = bind(template, header, profile)
+        if callable(level):
+            number = level(binding, opened.name)
+        else:
+            number = profile.level_number(level, opened.name)
         reader = BlockReader(opened, header, profile if verify else None, progress=progress)
         yield LevelPass(binding, number, reader)

@@ -151,6 +151,14 @@ class ModelWriter:
         )
 
 
+def model_size(proto: ModelProto, entries: Iterable[Entry]) -> int:
+    """Bytes of the file that a model and its tensors make."""
+    tensors = sum(len(head) + size for head, size in map(_framed, entries))
+    graph: int = proto.graph.ByteSize()
+    rest: int = proto.ByteSize() - len(bytes_header(_GRAPH, graph)) - graph
+    return rest + len(bytes_header(_GRAPH, graph + tensors)) + graph + tensors
+
+
 def header_of(info: TensorInfo) -> TensorProto:
     """An initializer without its data."""
     code = TO_ONNX.get(info.dtype.name)
