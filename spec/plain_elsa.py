@@ -451,6 +451,10 @@ def check_against_tensors(profile: Mapping[str, Any], tensors: Mapping[str, Tens
         need(name in tensors, name)
     for name in tensors:
         need(not name.startswith(RESERVED) or name in variants, name)
+    ends = [tensors[name].end for name in variants if tensors[name].elements]
+    for name, tensor in tensors.items():
+        if name not in variants and tensor.elements:
+            need(tensor.begin >= max(ends, default=0), f"{name} is stored before a variant")
     for t, level in enumerate(profile["levels"]):
         kept = sum(counts[t] for counts in profile["nested"].values())
         if kept > level["nonzero"] or (kept < level["nonzero"] and "shard" not in profile):
@@ -541,13 +545,13 @@ def level_digest(level: Mapping[str, LevelTensor]) -> str:
     lines = []
     for name in sorted(level, key=lambda name: name.encode()):
         tensor = level[name]
-        content = tensor.data
+        contents = [tensor.data]
         if tensor.nested:
             flags, values = split_kept(tensor)
-            content = pack_bits(flags) + values
+            contents = [pack_bits(flags), values]
         shape = json.dumps(tensor.shape, separators=(",", ":"))
-        digest = hashlib.sha256(content).hexdigest()
-        lines.append(f"{len(name.encode())}:{name} {tensor.dtype} {shape} {digest}\n")
+        hashes = " ".join(hashlib.sha256(content).hexdigest() for content in contents)
+        lines.append(f"{len(name.encode())}:{name} {tensor.dtype} {shape} {hashes}\n")
     return "sha256:" + hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
@@ -652,11 +656,7 @@ def check_level_document(document: Mapping[str, Any], need: Need) -> None:
     """The `elsa_level` document by itself (§9.1)."""
     layout = document.get("layout")
     need(layout in ("dense", "bitmask", "csr"), "layout")
-    level = document.get("level")
-    if level == "dense":
-        need(layout == "dense", "level")
-    else:
-        need(is_integer(level) and 1 <= document["level"] <= 255, "level")
+    need(is_integer(document.get("level")) and 1 <= document["level"] <= 255, "level")
     need(isinstance(document.get("name"), str) and document["name"] != "", "name")
     if "digest" in document:
         digest = document["digest"]
@@ -695,10 +695,10 @@ def check_parts(
         need(bitmask.dtype == "U8", f"{name}: dtype of bitmask")
         need(bitmask.shape == [(math.prod(entry["shape"]) + 7) // 8], f"{name}: bitmask length")
     else:
-        rows, _ = matrix(entry["shape"])
+        rows, columns = matrix(entry["shape"])
+        dtype = "I32" if max(kept, columns) < 2**31 else "I64"
         indptr, indices = part("indptr"), part("indices")
-        need(indptr.dtype in ("I32", "I64"), f"{name}: index dtype")
-        need(indices.dtype == indptr.dtype, f"{name}: index dtype")
+        need(indptr.dtype == indices.dtype == dtype, f"{name}: index dtype")
         need(indptr.shape == [rows + 1], f"{name}: indptr length")
         need(indices.shape == [kept], f"{name}: indices length")
     return [f"{RESERVED}{kind}.{name}" for kind in kinds]

@@ -1,0 +1,1 @@
+"""The cases that the vectors are made of."""
