@@ -175,7 +175,7 @@ def embed(
     if src.size and counters.max() >= 1 << bits:
         raise ValueError(f"counters: {counters.max()} does not fit {bits} bits")
     word = src.dtype.type
-    step, half, low_bits = word(1 << bits), word(1 << (bits - 1)), word((1 << bits) - 1)
+    half, low_bits = word(1 << (bits - 1)), word((1 << bits) - 1)
     sign = word(1 << (8 * src.itemsize - 1))
     for part in _blocks(src.size):
         counter = counters[part].astype(src.dtype)
@@ -183,12 +183,10 @@ def embed(
             dst[part] = (src[part] & ~low_bits) | counter
             continue
         magnitude = src[part] & ~sign
-        low = magnitude & low_bits
-        moved = magnitude - low + counter
-        # Ties go to the smaller magnitude: down at exactly half a step, up only beyond it.
-        down = (counter >= low + half) & (moved >= step)
-        up = (low > counter + half) & (moved + step < word(inf))
-        dst[part] = (src[part] & sign) | (moved - down * step + up * step)
+        # Ties go to the smaller magnitude: up only beyond half a step. Below zero wraps round.
+        nearby = ((magnitude - counter + (half - word(1))) & ~low_bits) + counter
+        here = (magnitude & ~low_bits) + counter
+        dst[part] = (src[part] & sign) | np.where(nearby < word(inf), nearby, here)
 
 
 def find_unpackable(src: Words, counters: NDArray[np.uint8] | None, inf: int, levels: int) -> int:

@@ -1,0 +1,541 @@
+/* The loops for one word width and one instruction set; kernels.c includes this file for each.
+ * Takes WIDTH, WORD, ISA, TARGET and AVX2; gives the table kernels_<WIDTH>_<ISA>. */
+
+#define SIGN ((WORD)((WORD)1 << (WIDTH - 1)))
+#define ABSOLUTE ((WORD)(SIGN - 1))
+#define LOW(bits) ((WORD)((1u << (bits)) - 1))
+
+/* Counter 0 wraps round to the largest word, so that one comparison decides. */
+#define KEPT(w) ((WORD)(((w)&low) - 1) < top)
+
+#if AVX2
+#define JOIN_EPI_(name, width) name##_epi##width
+#define JOIN_EPI(name, width) JOIN_EPI_(name, width)
+#define EPI(name) JOIN_EPI(name, WIDTH)
+#if WIDTH == 64
+#define SPREAD(w) _mm256_set1_epi64x((int64_t)(w))
+#elif WIDTH == 32
+#define SPREAD(w) _mm256_set1_epi32((int32_t)(w))
+#else
+#define SPREAD(w) _mm256_set1_epi16((int16_t)(w))
+#endif
+
+/* All ones where a word is kept: KEPT with the order shifted, as AVX2 compares signed words. */
+#define KEPT_LANES(w)                                                                              \
+    EPI(_mm256_cmpgt)                                                                              \
+    (SPREAD(SIGN + top), EPI(_mm256_add)(_mm256_and_si256(w, SPREAD(low)), SPREAD(ABSOLUTE)))
+#endif
+
+TARGET static void NAME(mask)(const void *source, void *target, size_t n, unsigned bits,
+                              unsigned level)
+{
+    const WORD *src = source;
+    WORD *dst = target;
+    const WORD low = LOW(bits), top = (WORD)level;
+    size_t i = 0;
+#if AVX2
+    /* What is larger than the cache goes past it: two thirds of the traffic, as in memcpy. */
+    if (n >= STREAMED / sizeof *dst && dst != src && (uintptr_t)dst % sizeof *dst == 0) {
+        for (; (uintptr_t)(dst + i) % 32 != 0; i++)
+            dst[i] = KEPT(src[i]) ? src[i] : 0;
+        for (; n - i >= 32 / sizeof *dst; i += 32 / sizeof *dst) {
+            __m256i w = _mm256_loadu_si256((const __m256i_u *)(src + i));
+            _mm256_stream_si256((__m256i *)(dst + i), _mm256_and_si256(w, KEPT_LANES(w)));
+        }
+        _mm_sfence();
+    }
+#endif
+    INDEPENDENT
+    for (; i < n; i++) {
+        WORD w = src[i];
+        dst[i] = KEPT(w) ? w : 0;
+    }
+}
+
+/* Add to out[0..3] how many of at most CHUNK bytes equal first, first + 1, ... */
+TARGET static void NAME(count_bytes)(const uint8_t *bytes, size_t n, unsigned first, int64_t *out)
+{
+    size_t i = 0;
+#if AVX2
+    /* Sums of one byte per lane, which see at most CHUNK / 32 = 128 bytes each. */
+    __m256i lanes[4], wanted[4];
+    for (unsigned j = 0; j < 4; j++) {
+        lanes[j] = _mm256_setzero_si256();
+        wanted[j] = _mm256_set1_epi8((char)(first + j));
+    }
+    for (; i + 32 <= n; i += 32) {
+        __m256i found = _mm256_loadu_si256((const __m256i_u *)(bytes + i));
+        for (unsigned j = 0; j < 4; j++)
+            lanes[j] = _mm256_sub_epi8(lanes[j], _mm256_cmpeq_epi8(found, wanted[j]));
+    }
+    for (unsigned j = 0; j < 4; j++) {
+        __m256i sums = _mm256_sad_epu8(lanes[j], _mm256_setzero_si256());
+        out[j] += _mm256_extract_epi64(sums, 0) + _mm256_extract_epi64(sums, 1) +
+                  _mm256_extract_epi64(sums, 2) + _mm256_extract_epi64(sums, 3);
+    }
+#endif
+    for (; i < n; i++)
+        for (unsigned j = 0; j < 4; j++)
+            out[j] += bytes[i] == first + j;
+}
+
+TARGET static void NAME(count)(const void *source, size_t n, unsigned bits, elsa_i64 *out)
+{
+    const WORD *src = source;
+    const WORD low = LOW(bits);
+    const unsigned counters = 1u << bits;
+    int64_t tables[4][256] = {{0}};
+    if (bits <= 4) {
+        /* Few counters: compare with each of them, which has no stores that wait for others. */
+        uint8_t chunk[CHUNK];
+        for (size_t begin = 0; begin < n; begin += CHUNK) {
+            const size_t size = n - begin < CHUNK ? n - begin : CHUNK;
+            for (size_t i = 0; i < size; i++)
+                chunk[i] = (uint8_t)(src[begin + i] & low);
+            for (unsigned first = 0; first < counters; first += 4)
+                NAME(count_bytes)(chunk, size, first, &tables[0][first]);
+        }
+    } else {
+        /* Most counters are equal (0): in a single table each increment would wait for the last. */
+        size_t i = 0;
+        for (; i + 4 <= n; i += 4)
+            for (unsigned j = 0; j < 4; j++)
+                tables[j][src[i + j] & low]++;
+        for (; i < n; i++)
+            tables[0][src[i] & low]++;
+    }
+    for (unsigned c = 0; c < counters; c++)
+        out[c] += tables[0][c] + tables[1][c] + tables[2][c] + tables[3][c];
+}
+
+/* Write the kept ones of 8 words next to each other, and undefined words up to the eighth;
+ * return which were kept. */
+TARGET static inline unsigned NAME(close_gaps)(const WORD *src, WORD *values, WORD low, WORD top)
+{
+#if AVX2 && WIDTH == 16
+    __m128i w = _mm_loadu_si128((const __m128i_u *)src);
+    __m128i kept = _mm256_castsi256_si128(KEPT_LANES(_mm256_castsi128_si256(w)));
+    unsigned byte = (unsigned)_mm_movemask_epi8(_mm_packs_epi16(kept, _mm_setzero_si128()));
+    __m128i even = _mm_loadl_epi64((const __m128i_u *)set_places[byte]);
+    even = _mm_add_epi8(even, even);
+    __m128i order = _mm_unpacklo_epi8(even, _mm_add_epi8(even, _mm_set1_epi8(1)));
+    _mm_storeu_si128((__m128i_u *)values, _mm_shuffle_epi8(w, order));
+    return byte;
+#elif AVX2 && WIDTH == 32
+    __m256i w = _mm256_loadu_si256((const __m256i_u *)src);
+    unsigned byte = (unsigned)_mm256_movemask_ps(_mm256_castsi256_ps(KEPT_LANES(w)));
+    __m256i order = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i_u *)set_places[byte]));
+    _mm256_storeu_si256((__m256i_u *)values, _mm256_permutevar8x32_epi32(w, order));
+    return byte;
+#elif AVX2 && WIDTH == 64
+    unsigned byte = 0;
+    for (unsigned half = 0; half < 8; half += 4) {
+        __m256i w = _mm256_loadu_si256((const __m256i_u *)(src + half));
+        unsigned bits = (unsigned)_mm256_movemask_pd(_mm256_castsi256_pd(KEPT_LANES(w)));
+        /* The permutation moves halves of words: places 2p and 2p + 1. */
+        __m256i even = _mm256_cvtepu8_epi64(_mm_loadl_epi64((const __m128i_u *)set_places[bits]));
+        even = _mm256_add_epi64(even, even);
+        __m256i odd = _mm256_slli_epi64(_mm256_add_epi64(even, _mm256_set1_epi64x(1)), 32);
+        __m256i closed = _mm256_permutevar8x32_epi32(w, _mm256_or_si256(even, odd));
+        _mm256_storeu_si256((__m256i_u *)values, closed);
+        values += bits_set(bits);
+        byte |= bits << half;
+    }
+    return byte;
+#else
+    unsigned byte = 0;
+    for (unsigned j = 0; j < 8; j++) {
+        WORD w = src[j];
+        unsigned kept = KEPT(w);
+        *values = w;
+        values += kept;
+        byte |= kept << j;
+    }
+    return byte;
+#endif
+}
+
+/* The reverse: 8 words, the next of the values where a bit is set and zero elsewhere. May read
+ * 8 values whatever the bits. */
+TARGET static inline void NAME(open_gaps)(unsigned byte, const WORD *values, WORD *dst)
+{
+#if AVX2 && WIDTH == 16
+    __m128i even = _mm_loadl_epi64((const __m128i_u *)set_ranks[byte]);
+    even = _mm_add_epi8(even, even);
+    __m128i order = _mm_unpacklo_epi8(even, _mm_add_epi8(even, _mm_set1_epi8(1)));
+    __m128i w = _mm_loadu_si128((const __m128i_u *)values);
+    _mm_storeu_si128((__m128i_u *)dst, _mm_shuffle_epi8(w, order));
+#elif AVX2 && WIDTH == 32
+    __m256i order = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i_u *)set_ranks[byte]));
+    __m256i w = _mm256_loadu_si256((const __m256i_u *)values);
+    __m256i unset = _mm256_srai_epi32(order, 31);
+    __m256i open = _mm256_permutevar8x32_epi32(w, order);
+    _mm256_storeu_si256((__m256i_u *)dst, _mm256_andnot_si256(unset, open));
+#elif AVX2 && WIDTH == 64
+    for (unsigned half = 0; half < 8; half += 4) {
+        unsigned bits = byte >> half & 15;
+        __m256i even = _mm256_cvtepi8_epi64(_mm_loadl_epi64((const __m128i_u *)set_ranks[bits]));
+        __m256i unset = _mm256_cmpgt_epi64(_mm256_setzero_si256(), even);
+        even = _mm256_add_epi64(even, even);
+        __m256i odd = _mm256_slli_epi64(_mm256_add_epi64(even, _mm256_set1_epi64x(1)), 32);
+        __m256i order = _mm256_blend_epi32(even, odd, 0xAA);
+        __m256i w = _mm256_loadu_si256((const __m256i_u *)values);
+        __m256i open = _mm256_permutevar8x32_epi32(w, order);
+        _mm256_storeu_si256((__m256i_u *)(dst + half), _mm256_andnot_si256(unset, open));
+        values += bits_set(bits);
+    }
+#else
+    for (unsigned j = 0; j < 8; j++) {
+        unsigned set = byte >> j & 1;
+        dst[j] = (WORD)(*values & (WORD)(0 - (WORD)set));
+        values += set;
+    }
+#endif
+}
+
+/* In the next three, as many groups of 8 words as can't run out of room, whatever they keep, go
+ * without checks; what is left over goes one by one. */
+
+TARGET static size_t NAME(compact)(const void *restrict source, size_t n, unsigned bits,
+                                   unsigned level, uint8_t *restrict bitmask,
+                                   void *restrict target, size_t room)
+{
+    const WORD *restrict src = source;
+    WORD *restrict values = target;
+    const WORD low = LOW(bits), top = (WORD)level;
+    size_t used = 0;
+    for (size_t i = 0; i < n;) {
+        size_t groups = smaller(n - i, room - used) / 8;
+        if (groups == 0) {
+            unsigned byte = 0;
+            for (unsigned j = 0; j < 8 && i + j < n; j++) {
+                WORD w = src[i + j];
+                if (!KEPT(w))
+                    continue;
+                if (used == room)
+                    return ELSA_FAILED;
+                values[used++] = w;
+                byte |= 1u << j;
+            }
+            bitmask[i / 8] = (uint8_t)byte;
+            i += 8;
+        }
+        for (; groups > 0; groups--, i += 8) {
+            unsigned byte = NAME(close_gaps)(src + i, values + used, low, top);
+            bitmask[i / 8] = (uint8_t)byte;
+            used += bits_set(byte);
+        }
+    }
+    return used;
+}
+
+TARGET static size_t NAME(csr)(const void *restrict source, size_t n, unsigned bits,
+                               unsigned level, const elsa_csr_block *block, void *restrict target,
+                               size_t room)
+{
+    const WORD *restrict src = source;
+    WORD *restrict values = target;
+    const WORD low = LOW(bits), top = (WORD)level;
+    const size_t cols = block->cols, index_size = block->index_size;
+    elsa_i32 *restrict narrow = block->indices;
+    elsa_i64 *restrict wide = block->indices;
+    size_t used = 0, row = block->row, col = block->col;
+    for (size_t i = 0; i < n;) {
+        size_t groups = smaller(smaller(n - i, cols - col), room - used) / 8;
+        if (groups == 0) {
+            WORD w = src[i];
+            if (KEPT(w)) {
+                if (used == room)
+                    return ELSA_FAILED;
+                put_index(block->indices, index_size, used, (int64_t)col);
+                values[used++] = w;
+            }
+            i++;
+            col++;
+        }
+        for (; groups > 0; groups--, i += 8, col += 8) {
+            unsigned byte = NAME(close_gaps)(src + i, values + used, low, top);
+            const uint8_t *places = set_places[byte];
+            if (index_size == 4)
+                for (unsigned j = 0; j < 8; j++)
+                    narrow[used + j] = (int32_t)col + places[j];
+            else
+                for (unsigned j = 0; j < 8; j++)
+                    wide[used + j] = (int64_t)col + places[j];
+            used += bits_set(byte);
+        }
+        if (col == cols) {
+            put_index(block->indptr, index_size, ++row, block->kept + (int64_t)used);
+            col = 0;
+        }
+    }
+    return used;
+}
+
+TARGET static size_t NAME(expand)(const uint8_t *restrict bitmask, const void *restrict source,
+                                  size_t available, void *restrict target, size_t n)
+{
+    const WORD *restrict values = source;
+    WORD *restrict dst = target;
+    size_t used = 0;
+    for (size_t i = 0; i < n;) {
+        size_t groups = smaller(n - i, available - used) / 8;
+        if (groups == 0) {
+            const unsigned byte = bitmask[i / 8];
+            for (unsigned j = 0; j < 8 && i + j < n; j++) {
+                const bool set = byte >> j & 1;
+                if (set && used == available)
+                    return ELSA_FAILED;
+                dst[i + j] = set ? values[used++] : 0;
+            }
+            i += 8;
+        }
+        for (; groups > 0; groups--, i += 8) {
+            const unsigned byte = bitmask[i / 8];
+            NAME(open_gaps)(byte, values + used, dst + i);
+            used += bits_set(byte);
+        }
+    }
+    return used;
+}
+
+TARGET static elsa_csr_error NAME(expand_csr)(const void *indptr, const void *indices,
+                                              size_t index_size, const void *source, size_t rows,
+                                              size_t cols, size_t kept, void *target)
+{
+    const WORD *values = source;
+    WORD *dst = target;
+    const size_t n = rows * cols;
+    size_t k = 0, zeroed = 0;
+    if (get_index(indptr, index_size, 0) != 0)
+        return ELSA_CSR_INDPTR;
+    for (size_t row = 0; row < rows; row++) {
+        const int64_t end = get_index(indptr, index_size, row + 1);
+        int64_t last = -1;
+        if (end < (int64_t)k || (uint64_t)end > kept)
+            return ELSA_CSR_INDPTR;
+        for (; k < (size_t)end; k++) {
+            const int64_t col = get_index(indices, index_size, k);
+            if (col < 0 || (uint64_t)col >= cols)
+                return ELSA_CSR_COLUMN;
+            if (col <= last)
+                return ELSA_CSR_ORDER;
+            last = col;
+            const size_t place = row * cols + (size_t)col;
+            /* Zero just ahead of the values, so that each line is touched once. */
+            while (place >= zeroed) {
+                const size_t size = n - zeroed < CHUNK ? n - zeroed : CHUNK;
+                memset(dst + zeroed, 0, size * sizeof *dst);
+                zeroed += size;
+            }
+            dst[place] = values[k];
+        }
+    }
+    if (k != kept)
+        return ELSA_CSR_INDPTR;
+    if (zeroed < n)
+        memset(dst + zeroed, 0, (n - zeroed) * sizeof *dst);
+    return ELSA_CSR_OK;
+}
+
+TARGET static bool NAME(embed)(const void *source, const uint8_t *counters, void *target, size_t n,
+                               unsigned bits, uint64_t inf, bool nearest)
+{
+    const WORD *src = source;
+    WORD *dst = target;
+    const WORD low = LOW(bits), half = (WORD)(low / 2 + 1), end = (WORD)inf;
+    uint8_t all = 0; /* first: dst may be src, and must not be left half written */
+    for (size_t i = 0; i < n; i++)
+        all |= counters[i];
+    if (all > low)
+        return false;
+    if (!nearest) {
+        INDEPENDENT
+        for (size_t i = 0; i < n; i++)
+            dst[i] = (WORD)((src[i] & ~low) | counters[i]);
+        return true;
+    }
+    INDEPENDENT
+    for (size_t i = 0; i < n; i++) {
+        const WORD w = src[i], magnitude = w & ABSOLUTE, c = counters[i];
+        /* Ties go to the smaller magnitude: up only beyond half a step. Below zero wraps round. */
+        const WORD nearby = (WORD)((WORD)((magnitude - c + half - 1) & ~low) + c);
+        const WORD here = (WORD)((magnitude & ~low) + c);
+        dst[i] = (WORD)((w & SIGN) | (nearby < end ? nearby : here));
+    }
+    return true;
+}
+
+TARGET static size_t NAME(find_unpackable)(const void *source, const uint8_t *counters, size_t n,
+                                           uint64_t inf, unsigned levels)
+{
+    const WORD *src = source;
+    const WORD end = (WORD)inf, most = (WORD)levels;
+    /* Look for any in a block without branches, then for the first in the block that has one. */
+    for (size_t begin = 0; begin < n; begin += 512) {
+        const size_t stop = n - begin < 512 ? n : begin + 512;
+        WORD any = 0;
+        if (counters == NULL)
+            for (size_t i = begin; i < stop; i++)
+                any |= (src[i] & ABSOLUTE) >= end ? (WORD)1 : (WORD)0;
+        else
+            for (size_t i = begin; i < stop; i++) {
+                const WORD key = src[i] & ABSOLUTE, c = counters[i];
+                const bool bad = (key >= end) | (c > most) | ((key == 0) & (c > 0));
+                any |= bad ? (WORD)1 : (WORD)0;
+            }
+        for (size_t i = begin; any && i < stop; i++) {
+            const WORD key = src[i] & ABSOLUTE, c = counters == NULL ? 0 : counters[i];
+            if (key >= end || (counters != NULL && c > most) || (key == 0 && c > 0))
+                return i;
+        }
+    }
+    return n;
+}
+
+#define DIGIT(w) ((size_t)(((w)&ABSOLUTE) >> shift) & (digits - 1))
+
+/* The first pass counts every word, and many words may be equal (zeros, bfloat16): in a single
+ * table each increment would wait for the last. */
+TARGET static void NAME(histogram_of_all)(const WORD *src, size_t n, unsigned shift, size_t digits,
+                                          elsa_u64 *out)
+{
+    size_t i = 0;
+    uint32_t *tables = NULL;
+    if (n >= 4 * digits && n <= UINT32_MAX)
+        tables = calloc(4 * digits, sizeof *tables);
+    if (tables != NULL) {
+        for (; n - i >= 4; i += 4)
+            for (unsigned j = 0; j < 4; j++)
+                tables[j * digits + DIGIT(src[i + j])]++;
+        for (size_t d = 0; d < digits; d++)
+            out[d] += (uint64_t)tables[d] + tables[digits + d] + tables[2 * digits + d] +
+                      tables[3 * digits + d];
+        free(tables);
+    }
+    for (; i < n; i++)
+        out[DIGIT(src[i])]++;
+}
+
+TARGET static void NAME(histogram)(const void *source, size_t n, unsigned shift, unsigned width,
+                                   const elsa_u64 *prefixes, size_t rows, elsa_u64 *out)
+{
+    enum { BLOCK = 256, SLOTS = 4096 };
+    const WORD *src = source;
+    const size_t digits = (size_t)1 << width;
+    const unsigned above = shift + width;
+    if (rows == 0)
+        return;
+    if (above >= WIDTH - 1) { /* nothing but the sign is above: every prefix is 0 */
+        if (prefixes[0] == 0)
+            NAME(histogram_of_all)(src, n, shift, digits, out);
+        return;
+    }
+    /* Some row + 1 whose prefix ends in these bits, or 0: prefixes lie close together, so this
+     * settles nearly all. Candidates are collected without branches, which would be mispredicted;
+     * counting them afterwards lets the cache misses in a large `out` overlap. */
+    uint16_t hint[SLOTS] = {0};
+    for (size_t row = 0; row < rows; row++)
+        hint[prefixes[row] % SLOTS] = (uint16_t)smaller(row + 1, UINT16_MAX);
+    for (size_t begin = 0; begin < n; begin += BLOCK) {
+        const size_t end = begin + smaller(n - begin, BLOCK);
+        WORD keys[BLOCK];
+        size_t candidates = 0;
+        for (size_t i = begin; i < end; i++) {
+            const WORD key = src[i] & ABSOLUTE;
+            keys[candidates] = key;
+            candidates += hint[(key >> above) % SLOTS] != 0;
+        }
+        for (size_t i = 0; i < candidates; i++) {
+            const uint64_t prefix = keys[i] >> above;
+            size_t row = hint[prefix % SLOTS] - 1u;
+            if (prefixes[row] != prefix) {
+                row = 0;
+                for (size_t left = rows; left > 1; left -= left / 2)
+                    row += prefixes[row + left / 2] <= prefix ? left / 2 : 0;
+            }
+            if (prefixes[row] == prefix)
+                out[(row << width) + DIGIT(keys[i])]++;
+        }
+    }
+}
+
+TARGET static void NAME(assign)(const void *source, size_t n, const elsa_u64 *thresholds,
+                                elsa_i64 *ties, size_t levels, uint8_t *counters)
+{
+    enum { BLOCK = 256, BUCKETS = 1 << 14 };
+    const WORD *src = source;
+    const WORD never = SIGN; /* above every magnitude */
+    WORD limit[ELSA_MAX_LEVELS + 2] = {0}, equal[ELSA_MAX_LEVELS + 1]; /* from 1, as levels are */
+    uint8_t number[ELSA_MAX_LEVELS + 1];
+    limit[0] = equal[0] = never;
+    for (size_t t = 1; t <= levels; t++) {
+        limit[t] = thresholds[t - 1] < never ? (WORD)thresholds[t - 1] : never;
+        equal[t] = limit[t] == 0 ? never : limit[t]; /* zero is never kept */
+        number[t - 1] = (uint8_t)t;
+    }
+    number[levels] = 0;
+
+    /* Bucket 0 is below the lowest threshold; the others are equal steps up to the highest.
+     * more[b]: how many thresholds are in higher buckets, so that only those in the same bucket,
+     * mostly none, are left to compare. Buckets first, in a loop that can be vectorised: as
+     * branches these comparisons would be mispredicted for every other weight. */
+    uint8_t more[BUCKETS] = {0};
+    const WORD lowest = limit[levels];
+    unsigned shift = 0;
+    while ((WORD)(limit[1] - lowest) >> shift >= BUCKETS - 2)
+        shift++;
+#define STEP(key) ((key) < lowest ? (WORD)0 : (WORD)(((WORD)((key)-lowest) >> shift) + 1))
+#define BUCKET(key) (STEP(key) < BUCKETS - 1 ? STEP(key) : (WORD)(BUCKETS - 1))
+    for (size_t t = levels; t > 0; t--)
+        for (size_t b = t == levels ? 0 : BUCKET(limit[t + 1]); b < BUCKET(limit[t]); b++)
+            more[b] = (uint8_t)t;
+
+    for (size_t begin = 0; begin < n; begin += BLOCK) {
+        const size_t size = smaller(n - begin, BLOCK);
+        WORD key[BLOCK], bucket[BLOCK];
+        for (size_t i = 0; i < size; i++) {
+            key[i] = src[begin + i] & ABSOLUTE;
+            bucket[i] = BUCKET(key[i]);
+        }
+        for (size_t i = 0; i < size; i++) {
+            size_t above = more[bucket[i]]; /* thresholds that are at least the key */
+            while ((above < levels) & (limit[above + 1] >= key[i]))
+                above++;
+            counters[begin + i] = number[above];
+            if (equal[above] != key[i])
+                continue;
+            size_t t = above; /* the last of the levels that share this threshold */
+            while (equal[t - 1] == key[i])
+                t--;
+            while (t <= above && ties[t - 1] <= 0)
+                t++;
+            if (t <= above)
+                counters[begin + i] = (uint8_t)t;
+            for (; t <= above; t++)
+                ties[t - 1]--;
+        }
+    }
+#undef STEP
+#undef BUCKET
+}
+
+static const elsa_kernels NAME(kernels) = {
+    NAME(mask),       NAME(count), NAME(compact),         NAME(csr),       NAME(expand),
+    NAME(expand_csr), NAME(embed), NAME(find_unpackable), NAME(histogram), NAME(assign),
+};
+
+#undef SIGN
+#undef ABSOLUTE
+#undef LOW
+#undef DIGIT
+#undef KEPT
+#if AVX2
+#undef SPREAD
+#undef KEPT_LANES
+#undef JOIN_EPI_
+#undef JOIN_EPI
+#undef EPI
+#endif
+#undef WIDTH
+#undef WORD
