@@ -29,7 +29,7 @@ Progress = Callable[[int, int], object]
 """Told how many bytes are done, of how many."""
 
 BLOCK = 1 << 20
-"""Bytes read at a time: large enough for few calls, small enough to stay in the cache."""
+"""Bytes read at a time, a multiple of 64: large for few calls, small to stay in the cache."""
 
 
 def ignore(done: int, total: int) -> None:
@@ -110,7 +110,6 @@ class BlockReader:
         profile: Profile | None,
         *,
         progress: Progress = ignore,
-        block: int = BLOCK,
     ) -> None:
         check_size(header, source.size, source.name)
         self.source = source
@@ -120,7 +119,7 @@ class BlockReader:
         self._readinto: Callable[[Any], int | None] = getattr(
             source.stream, "readinto", self._read_and_copy
         )
-        self._buffer = np.empty(block - block % 64, np.uint8)
+        self._buffer = np.empty(BLOCK, np.uint8)
 
     def blocks(self, info: TensorInfo) -> Iterator[NDArray[np.uint8]]:
         """The tensor's bytes; each block is overwritten by the next.

@@ -140,9 +140,9 @@ class CsrEncoder(_SparseEncoder):
 
     def encode(self, words: NDArray[Any]) -> Iterator[Piece]:
         yield from self._start()
-        row, column = divmod(self.position, self.cols)
-        ended = (self.position + words.size) // self.cols - row
-        indptr = self.buffer("indptr", ended + 1, self.index)
+        column = self.position % self.cols
+        ended, rest = divmod(column + words.size, self.cols)
+        indptr = self.buffer("indptr", ended + 1 + (rest > 0), self.index)
         indices = self.buffer("indices", words.size, self.index)
         values = self.buffer("values", words.size, words.dtype)
         # Rows are counted from the block's first, so that memory does not grow with rows.
@@ -151,7 +151,7 @@ class CsrEncoder(_SparseEncoder):
         )
         self.count(kept)
         self.position += words.size
-        yield part_name("indptr", self.name), indptr[1:]
+        yield part_name("indptr", self.name), indptr[1 : ended + 1]
         yield part_name("indices", self.name), indices[:kept]
         yield part_name("values", self.name), values[:kept]
 
