@@ -4,13 +4,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import elsa_format
 import numpy as np
 import onnx
 import onnxruntime
 from elsa_converters.onnx import OnnxCheckpoint
 from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
+
+import elsa_format
 
 onnxruntime.set_default_logger_severity(3)
 

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import elsa_format
 import ml_dtypes
 import numpy as np
 import onnx
@@ -11,6 +10,8 @@ import onnx_models as m
 import pytest
 from elsa_converters.onnx import OnnxCheckpoint
 from onnx import TensorProto, helper
+
+import elsa_format
 
 
 def content(checkpoint: OnnxCheckpoint, name: str) -> bytes:
@@ -51,7 +52,10 @@ def test_typed_data_is_read(tmp_path: Path, code: int, field: str, array: Any) -
     typed = TensorProto(name="w", data_type=code, dims=array.shape)
     numbers = array.view(np.uint16).reshape(-1) if field == "int32_data" else array.reshape(-1)
     getattr(typed, field).extend(numbers.tolist())
-    nodes = [helper.make_node("Cast", ["w"], ["f"], to=1), helper.make_node("MatMul", ["x", "f"], ["y"])]
+    nodes = [
+        helper.make_node("Cast", ["w"], ["f"], to=1),
+        helper.make_node("MatMul", ["x", "f"], ["y"]),
+    ]
     main = m.graph(nodes, [m.value("x", ["n", 4])], [m.value("y", ["n", 3])], [typed])
     checkpoint = OnnxCheckpoint(m.save(m.model(main), tmp_path / "m.onnx"))
     assert content(checkpoint, "w") == array.tobytes()
@@ -291,7 +295,9 @@ def test_sparse_initializers_are_read(tmp_path: Path) -> None:
         [4, 4],
     )
     main = m.graph(
-        [helper.make_node("MatMul", ["x", "w"], ["y"])], [m.value("x", [4, 4])], [m.value("y", [4, 4])]
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        [m.value("x", [4, 4])],
+        [m.value("y", [4, 4])],
     )
     main.sparse_initializer.append(by_row)
     checkpoint = OnnxCheckpoint(m.save(m.model(main), tmp_path / "m.onnx"))

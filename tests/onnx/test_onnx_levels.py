@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import elsa_format
 import ml_dtypes
 import numpy as np
 import onnx
@@ -18,6 +17,8 @@ from elsa_converters.onnx import (
     session,
 )
 from onnx import ModelProto, TensorProto, helper
+
+import elsa_format
 
 LEVELS: list[Any] = ["dense", 1, 2, 3]
 
@@ -184,8 +185,10 @@ def test_the_level_is_chosen_by_sparsity_or_size(tmp_path: Path) -> None:
 def test_a_level_out_of_range_is_an_error_of_the_graph(tmp_path: Path) -> None:
     elsa, template = m.packed(m.save(m.mlp(), tmp_path / "m.onnx"), tmp_path)
     export_all_levels(elsa, template, tmp_path / "levels.onnx", level_input=True)
-    with pytest.raises(Exception, match="out of data bounds|indices"):
-        m.run(tmp_path / "levels.onnx", {"x": m.weights(2, 16), "elsa_level": np.array(4, np.int32)})
+    with pytest.raises(Exception, match=r"out of data bounds|indices"):
+        m.run(
+            tmp_path / "levels.onnx", {"x": m.weights(2, 16), "elsa_level": np.array(4, np.int32)}
+        )
 
 
 def test_a_float32_graph_takes_weights_stored_in_16_bits(tmp_path: Path) -> None:

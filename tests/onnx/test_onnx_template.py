@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import elsa_format
 import numpy as np
 import onnx
 import onnx_models as m
@@ -17,6 +16,8 @@ from elsa_converters.onnx import (
 )
 from elsa_converters.onnx._fold import fold_batch_norm
 from onnx import ModelProto, TensorProto, numpy_helper
+
+import elsa_format
 
 
 def folded(proto: ModelProto, *, keep_names: bool = True) -> ModelProto:
@@ -92,14 +93,19 @@ def test_a_template_works_without_the_file_beside_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda t: t.CopyFrom(m.tensor("b1", m.weights(41))), r"F32 \[41\], the ELSA file F32 \[40\]"),
+        (
+            lambda t: t.CopyFrom(m.tensor("b1", m.weights(41))),
+            r"F32 \[41\], the ELSA file F32 \[40\]",
+        ),
         (
             lambda t: t.CopyFrom(m.tensor("b1", m.weights(40, dtype=np.float64))),
             r"F64 \[40\], the ELSA file F32",
         ),
         (lambda t: setattr(t, "name", "other"), r"'b1': the template has nothing"),
         (
-            lambda t: t.CopyFrom(TensorProto(name="b1", data_type=22, dims=[40], raw_data=bytes(20))),
+            lambda t: t.CopyFrom(
+                TensorProto(name="b1", data_type=22, dims=[40], raw_data=bytes(20))
+            ),
             r"'b1': INT4 cannot be stored",
         ),
     ],

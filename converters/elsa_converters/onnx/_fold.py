@@ -46,14 +46,14 @@ class _Folder:
 
     def fold_in(self, graph: GraphProto) -> int:
         makers = {name: node for node in graph.node for name in node.output}
-        folded = []
+        folded = set()
         for norm in graph.node:
             convolution = makers.get(norm.input[0]) if norm.input else None
             if convolution is not None and self._fold(convolution, norm):
-                folded.append(norm.output[0])
+                folded.add(norm.output[0])
         for index in reversed(range(len(graph.node))):
             node = graph.node[index]
-            if node.op_type == "BatchNormalization" and node.output[0] in folded:
+            if node.op_type == "BatchNormalization" and folded & set(node.output):
                 convolution = makers[node.input[0]]
                 remove_named(graph.value_info, {node.input[0]})
                 convolution.output[0] = node.output[0]
@@ -62,6 +62,8 @@ class _Folder:
 
     def _fold(self, convolution: NodeProto, norm: NodeProto) -> bool:
         if norm.op_type != "BatchNormalization" or convolution.op_type not in _WEIGHTED:
+            return False
+        if len(convolution.input) < 2 or len(norm.input) != 5:
             return False
         weight = convolution.input[1]
         if self.uses[convolution.output[0]] != 1 or self.uses[weight] != 1:

@@ -117,7 +117,7 @@ def _copied(node: NodeProto) -> NodeProto:
 
 
 def _constant(node: NodeProto) -> TensorProto | None:
-    if node.op_type != "Constant" or node.domain not in ("", "ai.onnx"):
+    if node.op_type != "Constant" or node.domain not in ("", "ai.onnx") or len(node.output) != 1:
         return None
     for attribute in node.attribute:
         if attribute.name == "value" and attribute.type == AttributeProto.TENSOR:

@@ -59,7 +59,7 @@ def read_model(path: str | os.PathLike[str], also: Container[str] = ()) -> Model
     template = any(entry.key == TEMPLATE_KEY for entry in proto.metadata_props)
     if proto.functions:
         # Only where it is called can a constant of a function's body become an initializer.
-        proto = inline_local_functions(proto)
+        proto = _inlined(proto, path)
     for graph in all_graphs(proto.graph):
         expand_sparse(graph, str(path))
     hoist(proto)
@@ -101,6 +101,9 @@ def _parse(path: Path) -> ModelProto:
         proto: ModelProto = ModelProto.FromString(content)
     except DecodeError:
         raise InvalidOnnx(f"{path}: not an ONNX model, or truncated") from None
+    # ONNX is proto2: text that is not UTF-8 comes as bytes, and would fail somewhere later.
+    if not all(isinstance(text, str) for text in _texts(proto)):
+        raise InvalidOnnx(f"{path}: a name in the model is not UTF-8")
     if not proto.HasField("graph") or not proto.graph.output:
         raise InvalidOnnx(f"{path}: not an ONNX model: no graph with outputs")
     versions = list(opset_versions(proto))
@@ -109,6 +112,33 @@ def _parse(path: Path) -> ModelProto:
     if versions[0] < OLDEST_OPSET:
         raise UnsupportedOnnx(f"{path}: opset {versions[0]}, expected {OLDEST_OPSET} or newer")
     return proto
+
+
+def _inlined(proto: ModelProto, path: Path) -> ModelProto:
+    try:
+        return inline_local_functions(proto)
+    except Exception as error:  # the library raises whatever its C++ code does
+        reason = " ".join(str(error).split())
+        raise InvalidOnnx(f"{path}: its functions cannot be inlined: {reason}") from None
+
+
+def _texts(proto: ModelProto) -> Iterator[object]:
+    """Every name that is read here."""
+    for opset in proto.opset_import:
+        yield opset.domain
+    for entry in proto.metadata_props:
+        yield entry.key
+    for graph in all_graphs(proto.graph):
+        yield graph.name
+        yield from (value.name for value in (*graph.input, *graph.output, *graph.value_info))
+        yield from (sparse.values.name for sparse in graph.sparse_initializer)
+        for node in graph.node:
+            yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
+            yield from (attribute.name for attribute in node.attribute)
+        for tensor in _tensors(graph):
+            yield tensor.name
+            for entry in tensor.external_data:
+                yield from (entry.key, entry.value)
 
 
 def _drop_unused(proto: ModelProto) -> None:

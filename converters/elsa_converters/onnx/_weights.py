@@ -138,7 +138,9 @@ def external_region(tensor: TensorProto, expected: int | None, model: Path) -> R
     offset = _number(entries, "offset", 0, where)
     rest = max(0, available - offset)
     length = _number(entries, "length", rest if expected is None else expected, where)
-    if length > rest or length != (length if expected is None else expected):
+    if expected is not None and length != expected and location == OWN_FILE:
+        raise InvalidOnnx(f"{where}: {length} bytes of data, expected {expected} for its shape")
+    if length > rest or (expected is not None and length != expected):
         raise InvalidExternalData(
             f"{where}: external data {path.name!r} has {rest} bytes from {offset}, "
             f"{length} declared, expected {length if expected is None else expected}"

@@ -1,0 +1,87 @@
+"""elsa-export as a user runs it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+import onnx_models as m
+from click.testing import CliRunner
+from elsa_converters import onnx as converter
+from elsa_converters._cli import export
+from elsa_converters.onnx import _export, _writer
+
+
+def test_one_level_and_all_levels(tmp_path: Path) -> None:
+    elsa, template = m.packed(m.save(m.mlp(), tmp_path / "m.onnx"), tmp_path)
+    for name, options in {
+        "two.onnx": ["--sparsity", "80"],
+        "small.onnx": ["--level", "2", "--sparse"],
+        "levels.onnx": ["--all-levels"],
+        "input.onnx": ["--all-levels", "--level-input"],
+    }.items():
+        arguments = [str(elsa), "--onnx", str(template), *options, "-o", str(tmp_path / name)]
+        result = CliRunner().invoke(export, arguments)
+        assert result.exit_code == 0, result.output
+        onnx.checker.check_model(tmp_path / name)
+    feeds = {"x": m.weights(2, 16)}
+    expected = m.run(converter.session(elsa, template, level=2), feeds)
+    m.assert_same(m.run(tmp_path / "two.onnx", feeds), expected)
+    m.assert_same(m.run(tmp_path / "small.onnx", feeds), expected)
+
+
+def test_from_a_pipe_to_a_pipe(tmp_path: Path) -> None:
+    elsa, template = m.packed(m.save(m.mlp(), tmp_path / "m.onnx"), tmp_path)
+    program = "from elsa_converters._cli import main; main()"
+    arguments = ["-", "--onnx", str(template), "--level", "1", "-o", "-"]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        input=elsa.read_bytes(),
+        capture_output=True,
+        check=True,
+    )
+    converter.export(elsa, template, tmp_path / "one.onnx", level=1)
+    assert done.stdout == (tmp_path / "one.onnx").read_bytes()
+
+
+def test_help_needs_no_onnx() -> None:
+    program = "import sys; from elsa_converters import _cli; print('onnx' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "False"
+
+
+def test_large_models_get_external_data_by_themselves(tmp_path: Path, monkeypatch) -> None:
+    elsa, template = m.packed(m.save(m.mlp(), tmp_path / "m.onnx"), tmp_path)
+    monkeypatch.setattr(_export, "LARGEST_FILE", 3000)
+    monkeypatch.setattr(_writer, "LARGEST_FILE", 3000)
+    converter.export(elsa, template, tmp_path / "out.onnx", level=3)
+    assert (tmp_path / "out.onnx.data").stat().st_size >= 16 * 40 * 4
+    onnx.checker.check_model(tmp_path / "out.onnx")
+    converter.export(elsa, template, tmp_path / "small.onnx", level=1, sparse=True)
+    assert not (tmp_path / "small.onnx.data").exists()
+
+
+def test_models_above_2_gb_are_read(tmp_path: Path) -> None:
+    """A hole in a file stands for the data, so the test takes no disk."""
+    rows = 1 << 19
+    size = rows * 1100 * 4
+    assert size > 2**31
+    with (tmp_path / "big.bin").open("wb") as file:
+        file.truncate(size)
+    w = onnx.TensorProto(name="w", data_type=1, dims=[rows, 1100])
+    w.data_location = onnx.TensorProto.EXTERNAL
+    w.external_data.add(key="location", value="big.bin")
+    main = m.graph(
+        [onnx.helper.make_node("Gather", ["w", "i"], ["y"])],
+        [m.value("i", [], 7)],
+        [m.value("y", [1100])],
+        [w],
+    )
+    path = tmp_path / "m.onnx"
+    path.write_bytes(m.model(main).SerializeToString())
+    checkpoint = converter.OnnxCheckpoint(path)
+    assert checkpoint.tensors["w"].nbytes == size
+    assert checkpoint.nestable("w")
+    assert next(checkpoint.blocks("w", 1 << 20)).size == 1 << 20
