@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#if defined(__GNUC__) && defined(__x86_64__)
+#if defined(__GNUC__) && defined(__x86_64__) && !defined(ELSA_PLAIN)
 #define ELSA_X86 1
 #include <immintrin.h>
 #endif

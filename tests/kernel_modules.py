@@ -1,0 +1,43 @@
+"""Both implementations of the kernels, so that tests run each of them explicitly."""
+
+import importlib
+import importlib.util
+import os
+import shutil
+from types import ModuleType
+
+import pytest
+
+from elsa_format import _pure
+
+HAVE_COMPILER = any(shutil.which(name) for name in ("cc", "gcc", "clang"))
+
+
+def _load_native() -> ModuleType | None:
+    path = os.environ.get("ELSA_TEST_NATIVE")  # another build: sanitizers, or without AVX2
+    if path is None:
+        try:
+            return importlib.import_module("elsa_format._native")
+        except ImportError:
+            return None
+    spec = importlib.util.spec_from_file_location("elsa_format._native", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+NATIVE = _load_native()
+
+each_implementation = pytest.mark.parametrize(
+    "kernels",
+    [
+        pytest.param(_pure, id="pure"),
+        pytest.param(
+            NATIVE,
+            id="native",
+            marks=pytest.mark.skipif(NATIVE is None, reason="the C module is not built"),
+        ),
+    ],
+)
