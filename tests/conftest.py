@@ -37,7 +37,7 @@ def same_bits(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
 
 def by_safetensors(content: bytes) -> dict[str, np.ndarray]:
     """A file's tensors as the safetensors library reads them (its numpy half lacks BF16)."""
-    types = {name: dtype for name, dtype in FLOATS.items()}
+    types = dict(FLOATS)
     types |= {"U8": np.dtype("u1"), "I32": np.dtype("i4"), "I64": np.dtype("i8")}
     return {
         name: np.frombuffer(view["data"], types[view["dtype"]]).reshape(view["shape"])

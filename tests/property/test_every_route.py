@@ -37,7 +37,7 @@ def networks(draw: st.DrawFn) -> tuple[dict[str, np.ndarray], int, int]:
 def finite(
     rng: np.random.Generator, dtype: np.dtype, shape: tuple[int, ...], bits: int, levels: int
 ) -> np.ndarray:
-    """Random bit patterns, denormals, zeros and the largest values among them, counters ≤ levels."""
+    """Random bit patterns, with denormals, zeros and the largest values; counters ≤ levels."""
     word = np.dtype(f"u{dtype.itemsize}")
     size = int(np.prod(shape))
     words = rng.integers(0, 2 ** (8 * word.itemsize - 1), size, np.uint64).astype(word)

@@ -43,7 +43,7 @@ def test_magnitude_levels_keep_exactly_the_largest(
         # Few distinct magnitudes, so that ties are everywhere; zeros among them.
         values = rng.integers(-6, 7, size) / 4
         mixed = ["float32", "bfloat16", "float16"][at]
-        dtype = np.dtype(getattr(ml_dtypes, "bfloat16")) if "bfloat16" in (kind, mixed) else None
+        dtype = np.dtype(ml_dtypes.bfloat16) if "bfloat16" in (kind, mixed) else None
         if kind not in ("bfloat16", "mixed"):
             dtype = np.dtype(kind)
         elif kind == "mixed":
@@ -168,13 +168,12 @@ def test_counters_that_do_not_fit_are_refused(network: Network) -> None:
         pack(network, counters={"dense/kernel": kernel.astype(np.float32)})
     with pytest.raises(elsa.TensorMismatch, match="shape"):
         pack(network, counters={"dense/kernel": kernel[:1]})
+    bad = kernel.copy()
+    bad[0, 3] = 9
     with pytest.raises(elsa.CounterOutOfRange, match="weight 3 has counter 9"):
-        bad = kernel.copy()
-        bad[0, 3] = 9
         pack(network, counters={"dense/kernel": bad}, names=["a", "b"])
+    bad[0, 1] = -1
     with pytest.raises(elsa.CounterOutOfRange, match="weight 1 has counter -1"):
-        bad = kernel.copy()
-        bad[0, 1] = -1
         pack(network, counters={"dense/kernel": bad})
 
 
@@ -278,7 +277,7 @@ def test_numpy_archives(network: Network, tmp_path: Path) -> None:
     with pytest.raises(elsa.InvalidCheckpoint, match="array 'w'"):
         pack(plain, sparsities=[50])
     plain.write_bytes(b"not a zip file")
-    with pytest.raises(elsa.InvalidCheckpoint, match="plain.npz"):
+    with pytest.raises(elsa.InvalidCheckpoint, match="not a zip file"):
         pack(plain, sparsities=[50])
     np.savez(plain, w=np.ones((2, 2), ml_dtypes.bfloat16))
     with pytest.raises(elsa.InvalidCheckpoint, match="bfloat16 as safetensors"):
@@ -293,7 +292,9 @@ def test_shards_are_read_as_one_checkpoint(network: Network, tmp_path: Path) -> 
         save_file(half, tmp_path / name)
         weight_map |= dict.fromkeys(half, name)
     index = tmp_path / "model.safetensors.index.json"
-    index.write_text(f'{{"metadata":{{}},"weight_map":{str(weight_map).replace(chr(39), chr(34))}}}')
+    index.write_text(
+        f'{{"metadata":{{}},"weight_map":{str(weight_map).replace(chr(39), chr(34))}}}'
+    )
     assert same_bits(
         pack(index, sparsities=[90, 50]).load(), pack(network, sparsities=[90, 50]).load()
     )

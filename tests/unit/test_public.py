@@ -1,0 +1,48 @@
+"""What the package shows to its users."""
+
+import doctest
+import pkgutil
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+
+import elsa_format
+
+
+def test_everything_exported_exists_and_is_sorted() -> None:
+    assert elsa_format.__all__ == sorted(elsa_format.__all__)
+    for name in elsa_format.__all__:
+        assert hasattr(elsa_format, name)
+
+
+def test_every_error_is_exported_and_knows_its_exit_code() -> None:
+    errors = import_module("elsa_format._errors")
+    for name, value in vars(errors).items():
+        if isinstance(value, type) and issubclass(value, elsa_format.ElsaError):
+            assert name in elsa_format.__all__
+            assert value.exit_code in (1, 2, 3)
+            assert value.__doc__
+            assert name in errors.__doc__
+
+
+def test_importing_the_format_imports_nothing_heavy() -> None:
+    script = (
+        "import sys, elsa_format._cli.pack; "
+        "heavy = {'jax', 'flax', 'onnx', 'onnxruntime', 'torch', 'scipy', 'safetensors'}; "
+        "print(*sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, check=True, text=True
+    )
+    assert done.stdout.strip() == ""
+
+
+MODULES = [m.name for m in pkgutil.iter_modules(elsa_format.__path__) if m.name != "_native"]
+
+
+@pytest.mark.parametrize("module", ["__init__", *MODULES])
+def test_doctests(module: str) -> None:
+    name = "elsa_format" if module == "__init__" else f"elsa_format.{module}"
+    assert doctest.testmod(import_module(name)).failed == 0
