@@ -18,8 +18,6 @@ from elsa_train._loop import Carry, Phase
 from elsa_train._multilevel import FrozenLevel, Network, Progress, without_state
 
 PyTree = Any
-# Orbax numbers checkpoints by one integer: the phase, then the step in it.
-STEPS = 10**9
 
 
 class Saved(NamedTuple):
@@ -45,9 +43,8 @@ class Checkpoints:
         if phase is not None and not _method.all_finite(phase.carry):
             raise NonFiniteLoss("weights or optimizer state are not finite; nothing was saved")
         step = 0 if phase is None else phase.step
-        number = (progress.done + 2) * STEPS + step
-        if number in self._manager.all_steps():
-            return
+        # Counted, not made of phase and step: orbax's numbers must fit 32 bits.
+        number = (self._manager.latest_step() or 0) + 1
         meta = {
             "settings": self._settings,
             "done": progress.done,

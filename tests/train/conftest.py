@@ -1,0 +1,82 @@
+"""Shared settings and runs; everything here is small, since compiling dominates."""
+
+import os
+import tempfile
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Runs of the same shapes, in this process and in those that tests start, compile once.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    _CACHE = tempfile.TemporaryDirectory(prefix="elsa-train-tests-")
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = _CACHE.name
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+pytest.importorskip("jax")
+pytest.importorskip("flax")
+pytest.importorskip("orbax.checkpoint")
+
+import jax
+import numpy as np
+
+from elsa_train._multilevel import Result, host_tensors
+from elsa_train._recipe import Recipe, read_recipe
+from elsa_train._report import Reporter
+from elsa_train._run import Output, Run
+
+TINY = {
+    "width": 8,
+    "epochs": 2.0,
+    "sparsify_epochs": 2.0,
+    "densify_epochs": 0.5,
+    "warmup_epochs": 0.5,
+    "mask_every": 5,
+    "test_images": 128,
+}
+
+
+class Trained(NamedTuple):
+    """A run, its result, and the networks as they were measured."""
+
+    run: Run
+    result: Result
+    measured: list[dict[str, np.ndarray[Any, Any]]]
+
+
+def tiny(**values: Any) -> Recipe:
+    """Return the digits recipe cut down to seconds."""
+    return read_recipe("digits", {**TINY, **values})
+
+
+@pytest.fixture(scope="session")
+def train_tiny(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return a function that trains and writes, once for each setting."""
+    done: dict[tuple[str, str], Trained] = {}
+
+    def train(scope: str, store_dtype: str) -> Trained:
+        key = (scope, store_dtype)
+        if key not in done:
+            folder = tmp_path_factory.mktemp(f"{scope}-{store_dtype}")
+            recipe = tiny(scope=scope, store_dtype=store_dtype)
+            with open(os.devnull, "w") as quiet:
+                run = Run(recipe, 0, Output(Path(folder)), Reporter(quiet))
+                measured = []
+                evaluate = run.trainer.evaluate
+
+                def keep(network: Any) -> Any:
+                    copy = jax.tree.map(np.array, network)
+                    measured.append(host_tensors(copy, np.dtype(jax.numpy.dtype(store_dtype))))
+                    return evaluate(network)
+
+                run.trainer.evaluate = keep  # type: ignore[method-assign]
+                result, _, _ = run.train()
+                run.trainer.evaluate = evaluate  # type: ignore[method-assign]
+                run.write(result)
+            done[key] = Trained(run, result, measured)
+        return done[key]
+
+    return train

@@ -1,0 +1,113 @@
+"""Algorithm 2 on any pytree, with any routines; routines that break its contract are caught."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import elsa_format
+from elsa_train import Network, _method, multi_level, parse_levels, write_file
+from elsa_train._errors import FrozenWeightChanged, InfeasibleTraining
+from elsa_train._sparsify import Pruner, Schedule, Scope, apply_mask
+
+RNG = np.random.default_rng(0)
+# No flax here: tuples and lists of arrays, statistics beside them.
+PARAMS = {
+    "layers": [jnp.asarray(RNG.normal(size=(16, 16)), jnp.float32) for _ in range(2)],
+    "out": (jnp.asarray(RNG.normal(size=16), jnp.float32), jnp.asarray(0.5)),
+}
+NETWORK = Network(PARAMS, {"mean": jnp.zeros(4)})
+SCOPE = Scope("global", prune="^layers/")
+
+
+def one_shot(network, counters, level):
+    kept = Pruner(SCOPE, level, Schedule(0, 0, 1)).mask(network.params, None, counters, 0)
+    state = jax.tree.map(lambda s: s + 1, network.state)
+    return Network(apply_mask(network.params, kept), state)
+
+
+def jitter(network, counters, level):
+    noise = jax.tree.map(
+        lambda p: jnp.asarray(np.random.default_rng(p.size).normal(size=p.shape), p.dtype),
+        network.params,
+    )
+    return network._replace(params=_method.apply_updates(network.params, noise, counters))
+
+
+def test_each_level_comes_back_from_the_file_as_it_froze(tmp_path):
+    frozen = []
+
+    def evaluate(network):
+        frozen.append(jax.tree.map(np.array, network))
+        return {"norm": float(sum(jnp.sum(p**2) for p in jax.tree.leaves(network.params)))}
+
+    levels = parse_levels("90,75,50")
+    result = multi_level(NETWORK, levels, one_shot, jitter, evaluate=evaluate)
+    write_file(tmp_path / "net.safetensors", result)
+    with elsa_format.open(tmp_path / "net.safetensors") as file:
+        assert set(file.nested) == {"layers/0", "layers/1", "out/0", "out/1"}
+        assert file.per_level == ("mean",)
+        for t, network in enumerate(frozen[:-1], 1):
+            found = file.load(t)
+            for i in (0, 1):
+                assert found[f"layers/{i}"].tobytes() == network.params["layers"][i].tobytes()
+                assert found[f"out/{i}"].tobytes() == network.params["out"][i].tobytes()
+            np.testing.assert_array_equal(found["mean"], np.full(4, t))
+            assert file.levels[t - 1].metrics == result.levels[t - 1].metrics
+            assert file.levels[t - 1].target == levels[t - 1].target
+            kept = sum(int(np.count_nonzero(found[f"layers/{i}"])) for i in (0, 1))
+            assert kept == round(512 * (1 - levels[t - 1].target))
+
+
+def test_intermediate_densify_can_be_left_out():
+    calls = []
+
+    def densify(network, counters, level):
+        calls.append(level.name)
+        return network
+
+    multi_level(NETWORK, parse_levels("90,75,50"), one_shot, densify, densify_between=False)
+    assert calls == ["50%"]
+
+
+def test_progress_resumes_to_the_same_bits():
+    levels, seen = parse_levels("90,50"), []
+    whole = multi_level(NETWORK, levels, one_shot, jitter, on_progress=seen.append)
+    for progress in seen:
+        again = multi_level(NETWORK, levels, one_shot, jitter, progress=progress)
+        for a, b in zip(*map(jax.tree.leaves, (whole.network, again.network)), strict=True):
+            assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+        assert [f.digest for f in again.levels] == [f.digest for f in whole.levels]
+
+
+def test_a_sparsify_that_loses_frozen_weights_is_caught():
+    def careless(network, counters, level):
+        none = jax.tree.map(jnp.zeros_like, counters)
+        return one_shot(
+            network._replace(
+                params=jax.tree.map(
+                    jnp.roll, network.params, jax.tree.map(lambda _: 1, network.params)
+                )
+            ),
+            none,
+            level,
+        )
+
+    with pytest.raises(FrozenWeightChanged, match="sparsify at level 50%"):
+        multi_level(NETWORK, parse_levels("90,50"), careless)
+
+
+def test_a_densify_that_moves_frozen_weights_is_caught():
+    def careless(network, counters, level):
+        return network._replace(params=jax.tree.map(lambda p: p * 0.999, network.params))
+
+    with pytest.raises(FrozenWeightChanged, match="densify after level 90%"):
+        multi_level(NETWORK, parse_levels("90,50"), one_shot, careless)
+
+
+def test_infeasible_levels_are_refused_before_any_routine():
+    def never(network, counters, level):
+        raise AssertionError
+
+    with pytest.raises(InfeasibleTraining):
+        multi_level(NETWORK, parse_levels("50,90"), never)

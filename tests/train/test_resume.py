@@ -1,0 +1,133 @@
+"""Kill, stop, diverge: a run resumes to the same bits, and never keeps a broken state."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import TINY
+
+from elsa_train._cli import main
+
+SHORT = {**TINY, "epochs": 1.0, "sparsify_epochs": 1.0, "levels": "90,80"}
+ARGUMENTS = [
+    word for key, value in SHORT.items() for word in (f"--{key.replace('_', '-')}", str(value))
+]
+
+
+def command(folder, *more):
+    code = "from elsa_train._cli import main; main()"
+    return [
+        sys.executable,
+        "-c",
+        code,
+        "digits",
+        "--out",
+        str(folder),
+        "--plot",
+        "none",
+        "--checkpoint-every",
+        "7",
+        *ARGUMENTS,
+        *more,
+    ]
+
+
+def start(folder, *more, env=None):
+    """Start a run and return it, its progress on stderr."""
+    return subprocess.Popen(
+        command(folder, *more),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **(env or {})},
+    )
+
+
+def finish(run):
+    out, err = run.communicate(timeout=300)
+    return run.returncode, out, err
+
+
+def wait_for(run, folder, count):
+    """Wait until so many checkpoints are on disk; return False if the run ended before."""
+    checkpoints = folder / "seed-0" / "checkpoints"
+    seen = set()
+    while run.poll() is None:
+        if checkpoints.is_dir():
+            seen |= {p.name for p in checkpoints.iterdir() if p.name.isdigit()}
+        if len(seen) >= count:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Return the file of a run that nothing interrupts."""
+    folder = tmp_path_factory.mktemp("whole")
+    code, out, err = finish(start(folder))
+    assert code == 0, err
+    assert "| dense |" in out
+    return (folder / "seed-0" / "model.safetensors").read_bytes()
+
+
+def test_killed_twice_then_resumed_gives_the_same_file(whole, tmp_path):
+    for count in (2, 4):
+        run = start(tmp_path)
+        assert wait_for(run, tmp_path, count)
+        run.send_signal(signal.SIGKILL)
+        run.communicate()
+    code, _, err = finish(start(tmp_path))
+    assert code == 0, err
+    assert "resumed after" in err
+    assert (tmp_path / "seed-0" / "model.safetensors").read_bytes() == whole
+
+
+def test_sigterm_saves_and_the_same_command_resumes(whole, tmp_path):
+    run = start(tmp_path)
+    assert wait_for(run, tmp_path, 1)
+    run.send_signal(signal.SIGTERM)
+    code, _, err = finish(run)
+    assert code == 143
+    assert "its state is saved" in err
+    assert "Traceback" not in err
+    code, _, err = finish(start(tmp_path))
+    assert code == 0, err
+    assert (tmp_path / "seed-0" / "model.safetensors").read_bytes() == whole
+
+
+def test_other_settings_do_not_continue_a_run(whole, tmp_path):
+    from click.testing import CliRunner
+
+    run = start(tmp_path)
+    assert wait_for(run, tmp_path, 1)
+    run.send_signal(signal.SIGKILL)
+    run.communicate()
+    words = ["digits", "--out", str(tmp_path), *ARGUMENTS, "--momentum", "0.5"]
+    found = CliRunner().invoke(main, words)
+    assert found.exit_code == 2
+    assert "other settings" in found.output
+
+
+def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_checkpoint(tmp_path):
+    from click.testing import CliRunner
+
+    words = ["digits", "--out", str(tmp_path), *ARGUMENTS, "--checkpoint-every", "1"]
+    found = CliRunner().invoke(main, [*words, "--learning-rate", "1e30"])
+    assert found.exit_code == 1
+    assert "error: " in found.output
+    assert "finite" in found.output or "loss is nan" in found.output
+    assert not (tmp_path / "seed-0" / "model.safetensors").exists()
+    import numpy as np
+    import orbax.checkpoint as ocp
+
+    manager = ocp.CheckpointManager((tmp_path / "seed-0" / "checkpoints").absolute())
+    saved = manager.latest_step()
+    assert saved is not None
+    arrays = manager.restore(saved, args=ocp.args.Composite(arrays=ocp.args.StandardRestore()))
+    import jax
+
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(arrays["arrays"]))
