@@ -365,7 +365,7 @@ def check_versions(document: Mapping[str, Any], error: str) -> None:
     version = document.get("version")
     if not isinstance(version, str) or not re.fullmatch(r"[0-9]+\.[0-9]+", version):
         raise Bad(error, "version")
-    if int(version.split(".")[0]) != 1:
+    if version.split(".")[0] != "1":
         raise Bad("UnsupportedVersion", version)
     requires = document.get("requires", [])
     if not isinstance(requires, list) or not all(isinstance(item, str) for item in requires):
@@ -606,7 +606,7 @@ def matrix(shape: list[int]) -> tuple[int, int]:
 
 
 def load_level(raw: bytes) -> dict[str, LevelTensor]:
-    """The dense tensors of a level file, whatever its layout."""
+    """The dense tensors of a level file, whatever its layout, or of a plain checkpoint."""
 
     def need(condition: bool, message: str) -> None:
         if not condition:
@@ -614,7 +614,11 @@ def load_level(raw: bytes) -> dict[str, LevelTensor]:
 
     container = read_container(raw)
     if "elsa_level" not in container.metadata:
-        raise Bad("NotElsa", "no level document")
+        container.check_size()
+        return {
+            name: LevelTensor(tensor.dtype, tensor.shape, container.stored(name), False)
+            for name, tensor in container.tensors.items()
+        }
     document = parse_document(container.metadata["elsa_level"])
     check_versions(document, "InvalidLayout")
     check_level_document(document, need)
@@ -667,7 +671,8 @@ def check_level_document(document: Mapping[str, Any], need: Need) -> None:
     need(isinstance(tensors, dict), "tensors")
     for name, entry in tensors.items():
         need(not name.startswith(RESERVED), "tensors: reserved name")
-        need(isinstance(entry, dict) and entry.get("dtype") in MANTISSA, f"{name}: dtype")
+        need(isinstance(entry, dict) and isinstance(entry.get("dtype"), str), f"{name}: dtype")
+        need(entry["dtype"] in MANTISSA, f"{name}: dtype")
         shape = entry.get("shape")
         need(isinstance(shape, list), f"{name}: shape")
         need(all(is_integer(n) and n >= 0 for n in entry["shape"]), f"{name}: shape")

@@ -10,8 +10,8 @@ from spec import plain_elsa as plain
 # Cases that differ little from one that is committed: made by --extended only, for the tests.
 EXTENDED = {
     "valid": """
-        all_or_none level_dense_listed nothing_nested partial_checksums
-        shared_non_finite variant_names""",
+        all_or_none level_dense_listed nothing_nested partial_checksums shared_non_finite
+        variant_names""",
     "Truncated": "data_cut header_cut header_cut_late level_csr no_header",
     "TrailingData": "newline second_file",
     "HeaderTooLarge": "length_18446744073709551615 length_9223372036854775808",
@@ -23,30 +23,28 @@ EXTENDED = {
         surrogate_utf8 swapped_surrogates trailing_comma trailing_nul two_objects utf16""",
     "DuplicateKey": "entry level metadata profile_level",
     "InvalidHeader": """
-        dtype_null metadata_array metadata_null metadata_number metadata_string
-        no_data_offsets no_shape offset_false one_offset shape_number shape_string
-        three_offsets""",
+        dtype_null metadata_array metadata_null metadata_number metadata_string no_data_offsets
+        no_shape offset_false one_offset shape_number shape_string three_offsets""",
     "UnknownDtype": "empty lower_case torch",
     "InvalidOffsets": """
-        hole_at_start overflow_after_zero overflow_bits overflow_signed same_range
-        scalar_empty too_long""",
+        hole_at_start overflow_after_zero overflow_bits overflow_signed same_range scalar_empty
+        too_long""",
     "InvalidProfile": """
         bits_null bits_string bits_zero checksum_bare checksum_short checksums_array
         counts_float counts_long counts_negative counts_true dense_array dense_metrics
-        header_short level_digest_short level_digest_unknown level_empty_name
+        header_null header_short level_digest_short level_digest_unknown level_empty_name
         level_metrics_array level_metrics_string level_metrics_true level_name_number
         level_no_name level_nonzero_float level_nonzero_negative level_nonzero_true
-        level_pattern_words level_pattern_zero level_string level_target_low
-        level_target_null level_target_string levels_empty levels_object nested_array
-        nested_number no_bits no_nested per_level_number per_level_object per_level_utf16
-        requires_number requires_string shard_1 shard_3_of_2 shard_incomplete version_digits
+        level_pattern_words level_pattern_zero level_string level_target_low level_target_null
+        level_target_string levels_empty levels_object nested_array nested_number no_bits
+        no_nested per_level_number per_level_object per_level_utf16 requires_number
+        requires_string shard_above shard_half shard_incomplete shard_null version_digits
         version_long version_number version_short version_sign""",
     "UnsupportedVersion": "0_9 10_0 level",
     "UnsupportedFeature": "first level",
     "ProfileMismatch": """
-        checksum_missing first nested_bool nested_c64 nested_f8_e4m3 nested_u8
-        per_level_missing reserved_part variant_above variant_dtype variant_of_shared
-        variants_missing""",
+        checksum_missing first nested_bool nested_c64 nested_f8_e4m3 nested_u8 per_level_missing
+        reserved_part variant_above variant_dtype variant_of_shared variants_missing""",
     "CountMismatch": "no_checksum nonzero_low",
     "ChecksumMismatch": "header_padding nested shared",
     "NonFinite": "f16_inf f32_inf f64_inf kept minus_inf",
@@ -54,11 +52,10 @@ EXTENDED = {
     "DigestMismatch": "level_csr model-00001-of-00002 shards variants zeros",
     "InvalidLayout": """
         bitmask_dtype bitmask_long bitmask_missing bitmask_short dense_part dense_shape
-        digest_short dtype_integer index_mixed index_negative index_order index_unsigned index_wide
-        indices_missing indices_short indptr_end indptr_long indptr_negative layout_missing
-        name_missing other_part popcount_low shape_large shape_large_csr
-        shape_negative shape_overflow values_dtype values_missing values_shape
-        version_missing""",
+        digest_short dtype_integer index_mixed index_negative index_order index_unsigned
+        index_wide indices_missing indices_short indptr_end indptr_long indptr_negative
+        layout_missing name_missing other_part popcount_low shape_large shape_large_csr
+        shape_negative shape_overflow values_dtype values_missing values_shape version_missing""",
     "InvalidIndex": """
         empty_map lost_shard lost_variant map_array map_number metadata no_weight_map
         other_number same_number total_size wrong_shard""",

@@ -50,7 +50,7 @@ def add_profiles(out: Collection) -> None:
         bad(f"version_{name}", "45", f"version {dump(version)}", version=version)
     # A schema validator may use a `$` that matches before a final newline.
     bad("version_newline", "45", "a newline after the version", False, version="1.0\n")
-    bad("version_digits", "45", "digits that are not ASCII", False, version="1.\u0660")
+    bad("version_digits", "45", "digits that are not ASCII", version="1.\u0660")
     for name, bits in (("zero", 0), ("nine", 9), ("string", "2"), ("true", True), ("null", None)):
         bad(f"bits_{name}", "48", f"bits is {dump(bits)}", bits=bits)
     bad("bits_float", "21 48", "bits is 2.0, not written as an integer", False, bits=2.0)
@@ -116,9 +116,11 @@ def add_profiles(out: Collection) -> None:
         text = "a malformed checksum"
         bad(f"checksum_{name}", "48", text, checksums={"w": value})
     bad("header_short", "48 63", "a malformed header checksum", header="xxh3:00")
-    for number, of, schema in ((0, 2, True), (1.5, 2, True), (3, 2, False)):
-        text = f"shard {number} of {of}"
-        bad(f"shard_{number}_of_{of}", "48", text, schema, shard={"number": number, "of": of})
+    for case_name, number, schema in (("zero", 0, True), ("half", 0.5, True), ("above", 3, False)):
+        text = f"shard {number} of 2"
+        bad(f"shard_{case_name}", "48", text, schema, shard={"number": number, "of": 2})
+    bad("shard_null", "48", "shard is null", shard=None)
+    bad("header_null", "48", "header is null", header=None)
     bad("shard_incomplete", "48", "shard without of", shard={"number": 1})
 
     case("UnsupportedVersion", "2_0", "45", "version 2.0", True, version="2.0")

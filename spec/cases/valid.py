@@ -144,12 +144,12 @@ def per_level_network() -> tuple[list[Entry], Profile]:
         floats("bn/var", [1.1, 1.2, 1.3]),
         Entry("bn/steps", "I64", [], (1000).to_bytes(8, "little")),
     ]
-    for t in (1, 2, 3):
-        entries += [
-            floats(plain.variant("bn/mean", t), [t / 8, t / 4, t / 2]),
-            floats(plain.variant("bn/var", t), [t + 0.5, t + 0.25, t + 0.125]),
-            Entry(plain.variant("bn/steps", t), "I64", [], (t * 250).to_bytes(8, "little")),
-        ]
+    levels = (1, 2, 3)
+    entries += [floats(plain.variant("bn/mean", t), [t / 8, t / 4, t / 2]) for t in levels]
+    entries += [floats(plain.variant("bn/var", t), [t + 0.5, t + 0.25, 1.0]) for t in levels]
+    for t in levels:
+        steps = (250 * t).to_bytes(8, "little")
+        entries.append(Entry(plain.variant("bn/steps", t), "I64", [], steps))
     entries = arrange(entries)
     per_level = ["bn/mean", "bn/var", "bn/steps"]
     nested = ["conv/kernel", "head/kernel"]

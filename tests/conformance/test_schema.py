@@ -1,0 +1,43 @@
+"""The JSON Schemas against the documents in the vectors (ELSA-R-048, ELSA-R-065)."""
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+from vector_files import SPEC, Vector, metadata
+
+SCHEMAS = {"elsa": ("elsa", "profile.schema.json"), "level": ("elsa_level", "level.schema.json")}
+
+
+def problems(vector: Vector) -> list[Any]:
+    """What the schema finds wrong with a vector's document."""
+    key, file = SCHEMAS[vector["kind"]]
+    schema = json.loads((SPEC / file).read_text(encoding="utf-8"))
+    document = json.loads(metadata(vector.path)[key])
+    return list(jsonschema.Draft202012Validator(schema).iter_errors(document))
+
+
+@pytest.mark.parametrize("file", [file for _, file in SCHEMAS.values()])
+def test_schema_is_a_schema(file: str) -> None:
+    schema = json.loads((SPEC / file).read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator.check_schema(schema)
+
+
+def test_valid_profile_fits(valid_elsa: Vector) -> None:
+    assert problems(valid_elsa) == []
+
+
+def test_valid_level_document_fits(valid_level: Vector) -> None:
+    assert problems(valid_level) == []
+
+
+def test_invalid_profile_does_not_fit(invalid_elsa: Vector) -> None:
+    """Where the schema can see the error, and nowhere else, it finds it."""
+    if invalid_elsa["error"] in ("InvalidProfile", "UnsupportedVersion", "UnsupportedFeature"):
+        assert bool(problems(invalid_elsa)) == ("schema" in invalid_elsa)
+
+
+def test_invalid_level_document_does_not_fit(invalid_level: Vector) -> None:
+    if invalid_level["error"] in ("InvalidLayout", "UnsupportedVersion", "UnsupportedFeature"):
+        assert bool(problems(invalid_level)) == ("schema" in invalid_level)

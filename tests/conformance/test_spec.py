@@ -1,0 +1,116 @@
+"""The specification holds together: vectors, requirements, registry, example and snippet."""
+
+import json
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from vector_files import COMMITTED, ROOT, SPEC, metadata, read_manifest, stored_tensors
+
+import elsa_format
+
+TEXT = (SPEC / "elsa-1.0.md").read_text(encoding="utf-8")
+EXAMPLE = COMMITTED / "valid" / "example.safetensors"
+REQUIREMENT = re.compile(r"ELSA-R-[0-9]{3}")
+
+
+def test_vectors_are_what_the_script_makes() -> None:
+    command = [sys.executable, str(SPEC / "make_vectors.py"), "--check"]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_manifest_lists_every_vector() -> None:
+    listed = {vector["file"] for vector in read_manifest(COMMITTED)}
+    files = {p.relative_to(COMMITTED).as_posix() for p in COMMITTED.rglob("*") if p.is_file()}
+    assert files - listed == {"manifest.json", "embed.json"}
+    assert listed <= files
+    assert sum((COMMITTED / file).stat().st_size for file in files) < 150_000
+
+
+def test_every_requirement_is_cited() -> None:
+    defined = re.findall(r"^- \*\*(ELSA-R-[0-9]{3})\*\* ", TEXT, re.MULTILINE)
+    assert defined == [f"ELSA-R-{i:03}" for i in range(1, len(defined) + 1)]
+    cited = set()
+    for file in ("manifest.json", "embed.json"):
+        cited |= set(REQUIREMENT.findall((COMMITTED / file).read_text(encoding="utf-8")))
+    for path in (ROOT / "tests").rglob("*.py"):
+        cited |= set(REQUIREMENT.findall(path.read_text(encoding="utf-8")))
+    assert set(defined) - cited == set()
+    assert cited - set(defined) == set()
+
+
+def test_every_error_of_the_registry_has_a_class_and_a_vector() -> None:
+    """ELSA-R-078."""
+    registry = TEXT[TEXT.index("### 11.1") : TEXT.index("### 11.2")]
+    errors = re.findall(r"^\| `([A-Za-z]+)` \| ", registry, re.MULTILINE)
+    assert all(issubclass(getattr(elsa_format, error), elsa_format.FormatError) for error in errors)
+    refused = json.loads((COMMITTED / "embed.json").read_text(encoding="utf-8"))["refused"]
+    writing = {row[-1] for row in refused}
+    assert set(errors) == {path.name for path in (COMMITTED / "invalid").iterdir()} | writing
+
+
+def test_annotated_hex_is_the_example() -> None:
+    begin = TEXT.index("## 13 ")
+    found = b""
+    for line in TEXT[begin : TEXT.index("## 14 ")].splitlines():
+        if match := re.match(r"([0-9a-f]{8})  ((?:[0-9a-f]{2}(?: |$))+)", line):
+            assert int(match.group(1), 16) == len(found)
+            found += bytes.fromhex(match.group(2))
+    assert found == EXAMPLE.read_bytes()
+
+
+def test_digest_snippet_gives_the_digests() -> None:
+    """ELSA-R-058, ELSA-R-059."""
+    (snippet,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    scope: dict[str, Any] = {}
+    exec(snippet, scope)
+    size = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+    files = 0
+    for vector in read_manifest(COMMITTED):
+        if (vector["kind"], vector["verdict"]) == ("level", "valid"):
+            stored = stored_tensors(vector.path)
+            document = json.loads(metadata(vector.path)["elsa_level"])
+            if document["layout"] != "dense":
+                continue
+            nested = vector.beside(vector["source"])["counts"]
+            level = {
+                name: (t["dtype"], t["shape"], t["data"], size[t["dtype"]] if name in nested else 0)
+                for name, t in stored.items()
+            }
+            assert scope["level_digest"](level) == document["digest"]
+            files += 1
+    assert files
+
+
+def test_links_lead_somewhere() -> None:
+    for target in re.findall(r"\]\(([^)]+)\)", TEXT):
+        if target.startswith("#"):
+            heading = target[1:]
+            slugs = {
+                re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
+                for title in re.findall(r"^#+ (.*)$", TEXT, re.MULTILINE)
+            }
+            assert heading in slugs
+        elif not target.startswith("https://"):
+            assert (SPEC / target).exists()
+
+
+@pytest.mark.parametrize("dtype", ["F32", "BF16", "F16", "F64"])
+def test_nearest_is_nearest(dtype: str) -> None:
+    """ELSA-R-038 by trying every word in reach, not by the pseudocode."""
+    cases = json.loads((COMMITTED / "embed.json").read_text(encoding="utf-8"))
+    infinity = {"F32": 0x7F800000, "BF16": 0x7F80, "F16": 0x7C00, "F64": 0x7FF << 52}[dtype]
+    for group in cases["groups"]:
+        step = 2 ** group["tau"]
+        for word, counter, nearest, overwrite in group["cases"] if group["dtype"] == dtype else []:
+            sign = 1 << (4 * len(word) - 1)
+            value, found = int(word, 16), int(nearest, 16)
+            magnitude = value & (sign - 1)
+            near = range(max(magnitude - step, 0), min(magnitude + step + 1, infinity))
+            wanted = [q for q in near if q % step == counter]
+            best = min(wanted, key=lambda q: (abs(q - magnitude), q))
+            assert found == (value & sign) | best, (group["tau"], word, counter)
+            assert int(overwrite, 16) == value - value % step + counter

@@ -1,0 +1,86 @@
+"""The vectors and their manifest, as the conformance tests use them."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+
+ROOT = Path(__file__).resolve().parents[2]
+SPEC = ROOT / "spec"
+COMMITTED = SPEC / "vectors"
+WORDS = {"F64": "<u8", "F32": "<u4", "F16": "<u2", "BF16": "<u2"}
+
+Stored = dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Vector:
+    """One entry of a manifest, and where its file is."""
+
+    root: Path
+    entry: dict[str, Any]
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self.root / self.entry["file"]
+
+    def __getitem__(self, key: str) -> Any:
+        return self.entry[key]
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.entry
+
+    def beside(self, file: str) -> "Vector":
+        """The vector that another entry describes."""
+        return next(vector for vector in read_manifest(self.root) if vector["file"] == file)
+
+
+def read_manifest(root: Path) -> list[Vector]:
+    """All vectors below a directory."""
+    manifest = json.loads((root / "manifest.json").read_text(encoding="utf-8"))
+    return [Vector(root, entry) for entry in manifest["vectors"]]
+
+
+def stored_tensors(*paths: Path) -> Stored:
+    """Name → dtype, shape and data of files, by the safetensors library."""
+    return {name: t for path in paths for name, t in safetensors.deserialize(path.read_bytes())}
+
+
+def metadata(path: Path) -> dict[str, str]:
+    """The metadata of a file whose header is valid."""
+    raw = path.read_bytes()
+    header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
+    found: dict[str, str] = header.get("__metadata__", {})
+    return found
+
+
+def level_bytes(stored: Stored, vector: Vector, level: int | str) -> dict[str, bytes]:
+    """What a level has to be, computed with numpy alone (ELSA-R-034, ELSA-R-035, ELSA-R-057)."""
+    expected = {}
+    for name, tensor in stored.items():
+        if name.startswith("__elsa__."):
+            continue
+        data = bytes(stored.get(f"__elsa__.{level}.{name}", tensor)["data"])
+        if name in vector["counts"] and level != "dense":
+            words = np.frombuffer(data, WORDS[tensor["dtype"]])
+            counters = words & words.dtype.type(2 ** vector["bits"] - 1)
+            data = np.where((counters > 0) & (counters <= level), words, 0).tobytes()
+        expected[name] = data
+    return expected
+
+
+def as_bytes(loaded: dict[str, Any]) -> dict[str, bytes]:
+    """Loaded arrays as the bytes they would be stored as."""
+    return {name: np.ascontiguousarray(array).tobytes() for name, array in loaded.items()}
+
+
+def levels_of(vector: Vector) -> list[int | str]:
+    """The levels to compare: few of many."""
+    few = sorted(
+        {1, 2, vector["levels"] // 2, vector["levels"]} & {*range(1, vector["levels"] + 1)}
+    )
+    return [*few, "dense"]
