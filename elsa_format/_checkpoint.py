@@ -49,13 +49,22 @@ class Checkpoint(Protocol):
         """Whether the tensor carries counters unless told otherwise."""
         ...
 
-    def write_template(
-        self, template: str | os.PathLike[str], packed: str | os.PathLike[str]
-    ) -> None:
-        """Write what else is needed to run the network, pointing into the packed file."""
-        ...
-
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class GraphCheckpoint(Checkpoint, Protocol):
+    """A checkpoint that also holds the graph, such as an ONNX model."""
+
+    def write_template(
+        self,
+        template: str | os.PathLike[str],
+        packed: str | os.PathLike[str],
+        *,
+        force: bool = False,
+    ) -> None:
+        """Write the graph, its weights pointing into the packed file."""
+        ...
 
 
 CheckpointLike = str | os.PathLike[str] | Mapping[str, NDArray[Any]] | Checkpoint
@@ -95,13 +104,6 @@ class _Base:
     def nestable(self, name: str) -> bool:
         info = self.tensors[name]
         return info.dtype.nestable and len(info.shape) >= 2
-
-    def write_template(
-        self, template: str | os.PathLike[str], packed: str | os.PathLike[str]
-    ) -> None:
-        raise InvalidCheckpoint(
-            f"{self.path}: only a model with a graph, such as ONNX, has a template"
-        )
 
     def close(self) -> None:
         """Nothing is held open."""

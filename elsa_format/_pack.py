@@ -21,9 +21,14 @@ from elsa_format._assign import (
     parse_sparsity,
 )
 from elsa_format._blocks import BLOCK, Progress, ignore
-from elsa_format._checkpoint import Checkpoint, CheckpointLike, open_checkpoint
+from elsa_format._checkpoint import Checkpoint, CheckpointLike, GraphCheckpoint, open_checkpoint
 from elsa_format._codec import Rounding, check_bits, refuse_unpackable
-from elsa_format._errors import InfeasibleLevels, TensorMismatch
+from elsa_format._errors import (
+    InfeasibleLevels,
+    InvalidCheckpoint,
+    OutputExists,
+    TensorMismatch,
+)
 from elsa_format._header import TensorInfo
 from elsa_format._output import Target, open_output
 from elsa_format._profile import Profile, bits_for, variant_name
@@ -80,6 +85,7 @@ def pack(
             return checkpoint
 
         network = opened(dense)
+        graph = None if template is None else _graph_of(network, template, out, force)
         choice = _choose(network, include, exclude, per_level)
         way: Assignment
         variants: list[Checkpoint] = []
@@ -103,15 +109,22 @@ def pack(
         report = _write(
             network, way, variants, choice, out, names, rounding, digests, force, progress
         )
-        if template is not None:
-            network.write_template(template, _path_of(out))
+        if graph is not None and template is not None:
+            graph.write_template(template, os.fspath(out), force=force)  # type: ignore[arg-type]
         return report
 
 
-def _path_of(out: Target) -> str | os.PathLike[str]:
+def _graph_of(
+    network: Checkpoint, template: str | os.PathLike[str], out: Target, force: bool
+) -> GraphCheckpoint:
+    """The graph to write a template of; what could fail then is refused before packing."""
+    if not isinstance(network, GraphCheckpoint):
+        raise InvalidCheckpoint(f"{network.path}: has no graph to write a template of; ONNX has")
     if not isinstance(out, str | os.PathLike):
         raise TypeError("a template points into a file, and the output is a stream")
-    return out
+    if not force and os.path.exists(template):
+        raise OutputExists(f"{os.fspath(template)}: exists already; --force replaces it")
+    return network
 
 
 @dataclass(frozen=True)
