@@ -69,6 +69,7 @@ def test_level_file_keeps_other_metadata(layout: str, tmp_path: Path) -> None:
     target = tmp_path / "level.safetensors"
     elsa_format.extract(NETWORK, target, level=2, layout=layout)
     assert metadata(target).keys() == {"elsa_level", "format"}
+    assert (8 + int.from_bytes(target.read_bytes()[:8], "little")) % 256 == 0
     assert metadata(target)["format"] == metadata(NETWORK)["format"]
 
 
