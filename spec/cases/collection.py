@@ -46,7 +46,7 @@ EXTENDED = {
         checksum_missing first nested_bool nested_c64 nested_f8_e4m3 nested_u8 per_level_missing
         reserved_part variant_above variant_dtype variant_of_shared variants_missing""",
     "CountMismatch": "no_checksum nonzero_low",
-    "ChecksumMismatch": "header_padding nested shared",
+    "ChecksumMismatch": "header_digits header_padding nested shared",
     "NonFinite": "f16_inf f32_inf f64_inf kept minus_inf",
     "CounterOutOfRange": "denormal",
     "DigestMismatch": "level_csr model-00001-of-00002 shards variants zeros",

@@ -107,13 +107,16 @@ def add_tensors(out: Collection) -> None:
         "batch-norm statistics with a variant for each level, of several dtypes",
     )
 
-    entries = [weights("w", "F32", [4], 2, 2)]
-    for dtype, width in sorted(plain.WIDTH.items(), key=lambda item: -item[1]):
-        data = bytes(i % 2 if dtype == "BOOL" else 37 * i % 256 for i in range(width))
-        entries.append(Entry(f"shared {dtype}", dtype, [2, 4], data))
-    profile = describe(arrange(entries), 2, ["a", "b"], ["w"], checksums=False)
-    text = "a shared tensor of every dtype, the sub-byte ones too"
-    out.valid("shared_dtypes", elsa_file(arrange(entries), profile), "24 26 57 58", text)
+    for case, whole in (("shared_dtypes", True), ("sub_byte", False)):
+        entries = [weights("w", "F32", [4], 2, 2)]
+        for dtype, width in plain.WIDTH.items():
+            if (width % 8 == 0) == whole:
+                data = bytes(i % 2 if dtype == "BOOL" else 37 * i % 256 for i in range(width // 2))
+                entries.append(Entry(f"shared {dtype}", dtype, [2, 2], data))
+        entries = arrange(entries)
+        profile = describe(entries, 2, ["a", "b"], ["w"], checksums=False)
+        text = "a shared tensor of every dtype " + ("of whole bytes" if whole else "below a byte")
+        out.valid(case, elsa_file(entries, profile), "24 26 57 58", text)
 
     names = ["層/重み", "caf\u00e9", "cafe\u0301", 'say "hi"\\', "tab\there", "\u007f", "a b"]
     entries = [weights(name, "F32", [3], 2, 2, seed=i) for i, name in enumerate(names)]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from vector_files import ROOT, Vector
+from vector_files import ROOT, Vector, each
 
 import elsa_format
 
@@ -101,9 +101,11 @@ def compare(vector: Vector, key: str, path: Path, ours: Callable[[Path], object]
             pytest.fail(f"elsa_format: {found}, plain_elsa: {expected}, on {raw!r}")
 
 
-def test_damaged_files(valid_elsa: Vector, tmp_path: Path) -> None:
-    compare(valid_elsa, "elsa", tmp_path / "file", elsa_format.verify)
+@each("valid", "elsa")
+def test_damaged_files(vector: Vector, tmp_path: Path) -> None:
+    compare(vector, "elsa", tmp_path / "file", elsa_format.verify)
 
 
-def test_damaged_level_files(valid_level: Vector, tmp_path: Path) -> None:
-    compare(valid_level, "elsa_level", tmp_path / "file", elsa_format.load_level)
+@each("valid", "level")
+def test_damaged_level_files(vector: Vector, tmp_path: Path) -> None:
+    compare(vector, "elsa_level", tmp_path / "file", elsa_format.load_level)

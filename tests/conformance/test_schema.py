@@ -5,7 +5,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from vector_files import SPEC, Vector, metadata
+from vector_files import SPEC, Vector, each, metadata
 
 SCHEMAS = {"elsa": ("elsa", "profile.schema.json"), "level": ("elsa_level", "level.schema.json")}
 
@@ -24,20 +24,24 @@ def test_schema_is_a_schema(file: str) -> None:
     jsonschema.Draft202012Validator.check_schema(schema)
 
 
-def test_valid_profile_fits(valid_elsa: Vector) -> None:
-    assert problems(valid_elsa) == []
+@each("valid", "elsa")
+def test_valid_profile_fits(vector: Vector) -> None:
+    assert problems(vector) == []
 
 
-def test_valid_level_document_fits(valid_level: Vector) -> None:
-    assert problems(valid_level) == []
+@each("valid", "level")
+def test_valid_level_document_fits(vector: Vector) -> None:
+    assert problems(vector) == []
 
 
-def test_invalid_profile_does_not_fit(invalid_elsa: Vector) -> None:
+@each("invalid", "elsa")
+def test_invalid_profile_does_not_fit(vector: Vector) -> None:
     """Where the schema can see the error, and nowhere else, it finds it."""
-    if invalid_elsa["error"] in ("InvalidProfile", "UnsupportedVersion", "UnsupportedFeature"):
-        assert bool(problems(invalid_elsa)) == ("schema" in invalid_elsa)
+    if vector["error"] in ("InvalidProfile", "UnsupportedVersion", "UnsupportedFeature"):
+        assert bool(problems(vector)) == ("schema" in vector)
 
 
-def test_invalid_level_document_does_not_fit(invalid_level: Vector) -> None:
-    if invalid_level["error"] in ("InvalidLayout", "UnsupportedVersion", "UnsupportedFeature"):
-        assert bool(problems(invalid_level)) == ("schema" in invalid_level)
+@each("invalid", "level")
+def test_invalid_level_document_does_not_fit(vector: Vector) -> None:
+    if vector["error"] in ("InvalidLayout", "UnsupportedVersion", "UnsupportedFeature"):
+        assert bool(problems(vector)) == ("schema" in vector)

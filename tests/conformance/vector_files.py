@@ -1,11 +1,18 @@
 """The vectors and their manifest, as the conformance tests use them."""
 
+import atexit
+import functools
 import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import safetensors
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,6 +50,26 @@ def read_manifest(root: Path) -> list[Vector]:
     """All vectors below a directory."""
     manifest = json.loads((root / "manifest.json").read_text(encoding="utf-8"))
     return [Vector(root, entry) for entry in manifest["vectors"]]
+
+
+@functools.cache
+def all_vectors() -> list[Vector]:
+    """The vectors in spec/vectors, and those only in the larger set that the same script makes."""
+    directory = tempfile.TemporaryDirectory(prefix="elsa-vectors-")
+    atexit.register(directory.cleanup)
+    command = [sys.executable, str(SPEC / "make_vectors.py"), "--extended", directory.name]
+    subprocess.run(command, check=True)
+    committed = read_manifest(COMMITTED)
+    names = {vector["file"] for vector in committed}
+    return committed + [v for v in read_manifest(Path(directory.name)) if v["file"] not in names]
+
+
+def each(
+    verdict: str, kind: str, where: Callable[[Vector], bool] = lambda _: True
+) -> pytest.MarkDecorator:
+    """Run a test on each `vector` with this verdict and kind."""
+    chosen = [v for v in all_vectors() if (v["verdict"], v["kind"]) == (verdict, kind) and where(v)]
+    return pytest.mark.parametrize("vector", chosen, ids=[v["file"] for v in chosen])
 
 
 def stored_tensors(*paths: Path) -> Stored:
