@@ -18,6 +18,7 @@ from elsa_format._errors import (
     TrailingData,
     Truncated,
     UnknownDtype,
+    UnsupportedFeature,
 )
 from elsa_format._header import Header, Readable, TensorInfo, read_header
 from elsa_format._profile import Profile
@@ -142,6 +143,16 @@ class BlockReader:
         if not info.nbytes:
             checksum.finish()
 
+    def room(self, info: TensorInfo) -> NDArray[np.uint8]:
+        """Memory for a whole tensor."""
+        try:
+            return np.empty(info.nbytes, np.uint8)
+        except MemoryError:
+            # A stream that does not hold what it declares is Truncated, however much that is.
+            for _ in self.blocks(info):
+                pass
+            raise
+
     def finish(self) -> None:
         """Check that nothing follows the last tensor."""
         if self.source.size is None and self.source.stream.read(1):
@@ -175,4 +186,9 @@ def as_array(flat: NDArray[np.uint8], info: TensorInfo, where: str) -> NDArray[A
     """Bytes as an array of the tensor's dtype and shape."""
     if info.dtype.numpy is None:
         raise UnknownDtype(f"{where}: tensor {info.name!r}: numpy has no dtype {info.dtype.name}")
-    return flat.view(info.dtype.numpy).reshape(info.shape)
+    try:
+        return flat.view(info.dtype.numpy).reshape(info.shape)
+    except ValueError:
+        raise UnsupportedFeature(
+            f"{where}: tensor {info.name!r}: numpy has no arrays of {len(info.shape)} dimensions"
+        ) from None

@@ -4,6 +4,9 @@ Other kinds of file come through the entry-point group `elsa.checkpoints`, keyed
 this package need not import what reads them.
 """
 
+import contextlib
+import errno
+import math
 import os
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -18,6 +21,7 @@ from elsa_format._blocks import check_size
 from elsa_format._dtypes import of_array
 from elsa_format._errors import (
     AlreadyPacked,
+    ElsaError,
     InvalidCheckpoint,
     InvalidIndex,
     InvalidLayout,
@@ -25,7 +29,7 @@ from elsa_format._errors import (
     UnsafePath,
 )
 from elsa_format._header import TensorInfo, read_header
-from elsa_format._json import parse_document
+from elsa_format._json import MAX_OFFSET, parse_document
 from elsa_format._level_file import parse as parse_level_file
 from elsa_format._profile import KEY, RESERVED
 from elsa_format._storage import FileStorage
@@ -219,10 +223,9 @@ class NpzCheckpoint(_Base):
         self.path = os.fspath(path)
         self.metadata = {}
         self._fortran: set[str] = set()
-        try:
+        self._members: dict[str, str] = {}
+        with _refuse_damage(self.path):
             self._zip = zipfile.ZipFile(path)
-        except zipfile.BadZipFile as error:
-            raise InvalidCheckpoint(f"{path}: {error}") from None
         try:
             members = [self._info(member) for member in self._zip.namelist()]
             self.tensors = {info.name: info for info in members}
@@ -233,19 +236,17 @@ class NpzCheckpoint(_Base):
 
     def _info(self, member: str) -> TensorInfo:
         name = member.removesuffix(".npy")
-        try:
+        if name in self._members:
+            raise InvalidCheckpoint(f"{self.path}: array {name!r} is there twice")
+        self._members[name] = member
+        with _refuse_damage(f"{self.path}: array {name!r}"):
             with self._zip.open(member) as file:
                 shape, fortran, dtype = _read_npy_header(file)
             if dtype.byteorder == ">":
                 raise TypeError("big-endian arrays are not supported")
+            if dtype.kind == "V":
+                raise TypeError(f"dtype {dtype} is not a number's; save bfloat16 as safetensors")
             info = TensorInfo(name, of_array(dtype), shape)
-        except (ValueError, TypeError, zipfile.BadZipFile, OSError) as error:
-            hint = (
-                "; save bfloat16 as safetensors"
-                if "V2" in str(error) or "void" in str(error)
-                else ""
-            )
-            raise InvalidCheckpoint(f"{self.path}: array {name!r}: {error}{hint}") from None
         if fortran and len(shape) > 1:
             self._fortran.add(name)
         return info
@@ -253,10 +254,13 @@ class NpzCheckpoint(_Base):
     def blocks(self, name: str, size: int) -> Iterator[NDArray[np.uint8]]:
         """Decompress along the member; a Fortran-ordered array has to be loaded whole."""
         info = self.tensors[name]
-        with self._zip.open(f"{name}.npy") as file:
+        where = f"{self.path}: array {name!r}"
+        with _refuse_damage(where), self._zip.open(self._members[name]) as file:
             _read_npy_header(file)
             if name in self._fortran:
-                flat = np.frombuffer(file.read(), np.uint8)
+                flat = np.frombuffer(file.read(info.nbytes), np.uint8)
+                if flat.size < info.nbytes:
+                    raise InvalidCheckpoint(f"{where} ends early")
                 assert info.dtype.numpy is not None
                 array = flat.view(info.dtype.numpy).reshape(info.shape, order="F")
                 yield from _array_blocks(array, size)
@@ -265,13 +269,27 @@ class NpzCheckpoint(_Base):
             while left:
                 data = file.read(min(size, left))
                 if len(data) < min(size, left):
-                    raise InvalidCheckpoint(f"{self.path}: array {name!r} ends early")
+                    raise InvalidCheckpoint(f"{where} ends early")
                 left -= len(data)
                 yield np.frombuffer(data, np.uint8)
 
     def close(self) -> None:
         """Close the archive."""
         self._zip.close()
+
+
+@contextlib.contextmanager
+def _refuse_damage(where: str) -> Iterator[None]:
+    """Turn whatever zipfile, zlib and numpy raise on damaged archives into InvalidCheckpoint."""
+    try:
+        yield
+    except (ElsaError, MemoryError):
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+            raise  # a disk that cannot be read; EINVAL is a seek before the start
+        reason = str(error) or type(error).__name__
+        raise InvalidCheckpoint(f"{where}: {reason}") from None
 
 
 def _read_npy_header(file: Any) -> tuple[tuple[int, ...], bool, "np.dtype[Any]"]:
@@ -285,6 +303,8 @@ def _read_npy_header(file: Any) -> tuple[tuple[int, ...], bool, "np.dtype[Any]"]
     shape, fortran, dtype = read(file)
     if dtype.hasobject:
         raise ValueError("arrays of Python objects are not weights")
+    if any(n < 0 for n in shape) or math.prod(shape) * dtype.itemsize > MAX_OFFSET:
+        raise ValueError(f"shape {shape} is impossible")
     return shape, fortran, dtype
 
 

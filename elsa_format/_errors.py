@@ -18,6 +18,9 @@ ElsaError
 
 from typing import ClassVar
 
+LONGEST_MESSAGE = 1000
+"""Characters; names in a header may have millions."""
+
 
 class ElsaError(Exception):
     """Base of all errors; the message is one line that says file, tensor, found, expected."""
@@ -25,7 +28,10 @@ class ElsaError(Exception):
     exit_code: ClassVar[int] = 1
 
     def __init__(self, message: str) -> None:
-        # One line whatever a hostile file put into a name: terminals and logs stay readable.
+        # One short line whatever a hostile file put into a name: terminals and logs stay readable.
+        if len(message) > LONGEST_MESSAGE:
+            half = LONGEST_MESSAGE // 2
+            message = f"{message[:half]} … {message[-half:]}"
         super().__init__("".join(c if c.isprintable() else ascii(c)[1:-1] for c in message))
 
 

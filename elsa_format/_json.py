@@ -7,6 +7,7 @@ and numbers of any size; the hooks here refuse them.
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -68,8 +69,9 @@ def _parse(
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) != len(pairs):
-            keys = [key for key, _ in pairs]
-            twice = next(key for at, key in enumerate(keys) if key in keys[:at])
+            # In linear time: a hostile header may hold millions of keys.
+            counts = Counter(key for key, _ in pairs)
+            twice = next(key for key, count in counts.items() if count > 1)
             raise DuplicateKey(f"{where}: key {twice!r} appears twice in one object")
         return found
 

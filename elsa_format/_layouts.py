@@ -14,12 +14,15 @@ from numpy.typing import NDArray
 
 from elsa_format import _kernels
 from elsa_format._dtypes import DTYPES, Dtype
-from elsa_format._errors import CountMismatch, InvalidLayout
+from elsa_format._errors import CountMismatch, InvalidLayout, UnsupportedFeature
 from elsa_format._header import TensorInfo
 from elsa_format._profile import RESERVED
 
 Layout = Literal["dense", "bitmask", "csr"]
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
+
+MAX_EMPTY_ROWS = 1 << 20
+"""Rows without columns cost a file nothing, but row ends in CSR: a kilobyte could ask for 2^60."""
 
 Piece = tuple[str, NDArray[Any]]
 """A part's name and the next of its content."""
@@ -134,6 +137,11 @@ class CsrEncoder(_SparseEncoder):
     def __init__(self, info: TensorInfo, bits: int, level: int, expected: int, where: str) -> None:
         super().__init__(info, bits, level, expected, where)
         self.rows, self.cols = matrix_shape(info.shape)
+        if not self.cols and self.rows > MAX_EMPTY_ROWS:
+            raise UnsupportedFeature(
+                f"{where}: tensor {info.name!r}: {self.rows} rows without a column; csr would "
+                f"store more than {MAX_EMPTY_ROWS} row ends for nothing, use bitmask"
+            )
         self.index = index_dtype(expected, self.cols).numpy
         self.position = 0
         self.started = False
@@ -182,6 +190,13 @@ def encoder(
     return made
 
 
+def _empty(shape: tuple[int, ...], dtype: "np.dtype[Any]") -> NDArray[Any]:
+    try:
+        return np.empty(shape, dtype)
+    except ValueError as error:
+        raise UnsupportedFeature(f"{len(shape)} dimensions: {error}") from None
+
+
 @dataclass(frozen=True)
 class Bitmask:
     """A sparse tensor as one bit per element (least significant first) and the kept values."""
@@ -192,7 +207,7 @@ class Bitmask:
 
     def to_dense(self) -> NDArray[Any]:
         """The tensor with zeros; raises InvalidLayout if bits and values disagree."""
-        dense = np.empty(self.shape, self.values.dtype)
+        dense = _empty(self.shape, self.values.dtype)
         words = np.dtype(f"<u{dense.itemsize}")
         try:
             used = _kernels.expand(
@@ -224,7 +239,7 @@ class Csr:
 
     def to_dense(self) -> NDArray[Any]:
         """The tensor with zeros; raises InvalidLayout if the indices are not a CSR matrix's."""
-        dense = np.empty(self.shape, self.data.dtype)
+        dense = _empty(self.shape, self.data.dtype)
         words = np.dtype(f"<u{dense.itemsize}")
         try:
             _kernels.expand_csr(

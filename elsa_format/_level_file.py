@@ -1,19 +1,19 @@
 """Level files: one extracted level as a plain safetensors file (spec §9)."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from elsa_format._blocks import BlockReader, Source, as_array, open_source
 from elsa_format._digest import level_digest
 from elsa_format._dtypes import DTYPES, Dtype
-from elsa_format._errors import DigestMismatch, InvalidLayout
+from elsa_format._errors import DigestMismatch, InvalidLayout, UnsupportedFeature
 from elsa_format._header import Header, TensorInfo, read_header
-from elsa_format._json import dump, parse_document
+from elsa_format._json import MAX_OFFSET, dump, parse_document
 from elsa_format._layouts import LAYOUTS, Bitmask, Csr, Layout, part_name, parts
-from elsa_format._profile import RESERVED, Profile
+from elsa_format._profile import DIGEST, MAX_LEVELS, RESERVED, Profile, check_version
 
 KEY = "elsa_level"
 
@@ -54,12 +54,17 @@ def parse(header: Header, where: str) -> LevelFile | None:
     if text is None:
         return None
     document = parse_document(text, f"{where}: {KEY}")
-    layout, entries = document.get("layout"), document.get("tensors", {})
+    check_version(document, f"{where}: {KEY}", InvalidLayout)
+    layout, entries = document.get("layout"), document.get("tensors")
     level, name, digest = document.get("level"), document.get("name"), document.get("digest")
-    if layout not in LAYOUTS or type(level) is not int or not isinstance(name, str):
-        raise InvalidLayout(f"{where}: {KEY} needs a level, a name and a layout of {LAYOUTS}")
-    if digest is not None and not isinstance(digest, str):
-        raise InvalidLayout(f"{where}: {KEY}: digest is not a string")
+    if layout not in LAYOUTS or type(level) is not int or not 1 <= level <= MAX_LEVELS:
+        raise InvalidLayout(f"{where}: {KEY} needs a level 1..{MAX_LEVELS} and one of {LAYOUTS}")
+    if not isinstance(name, str) or not name:
+        raise InvalidLayout(f"{where}: {KEY}: name is not a non-empty string")
+    if "digest" in document and not (isinstance(digest, str) and DIGEST.fullmatch(digest)):
+        raise InvalidLayout(f"{where}: {KEY}: digest is not sha256: and 64 hex digits")
+    if entries is None and layout == "dense" and "tensors" not in document:
+        entries, digest = {}, None  # which tensors are nested is not told, so none can be checked
     if not isinstance(entries, dict):
         raise InvalidLayout(f"{where}: {KEY}: tensors is not an object")
     tensors = {key: _entry(key, entry, where) for key, entry in entries.items()}
@@ -88,8 +93,11 @@ def _entry(name: str, entry: Any, where: str) -> tuple[Dtype, tuple[int, ...]]:
         or not dtype.nestable
         or not isinstance(shape, list)
         or not all(type(n) is int and n >= 0 for n in shape)
+        or name.startswith(RESERVED)
     ):
         raise InvalidLayout(f"{where}: tensor {name!r}: expected a floating dtype and a shape")
+    if math.prod(n for n in shape if n) * dtype.size > MAX_OFFSET:
+        raise InvalidLayout(f"{where}: tensor {name!r}: shape overflows")
     return dtype, tuple(shape)
 
 
@@ -101,7 +109,7 @@ def load_level(source: Source, *, verify: bool = True) -> dict[str, NDArray[Any]
         reader = BlockReader(opened, header, None)
         stored = {}
         for info in header.tensors.values():
-            flat, position = np.empty(info.nbytes, np.uint8), 0
+            flat, position = reader.room(info), 0
             for block in reader.blocks(info):
                 flat[position : position + block.size] = block
                 position += block.size
@@ -113,9 +121,9 @@ def load_level(source: Source, *, verify: bool = True) -> dict[str, NDArray[Any]
     for name, (_, shape) in described.tensors.items():
         try:
             result[name] = _to_dense(name, described.layout, stored, shape)
-        except InvalidLayout as error:
-            raise InvalidLayout(f"{opened.name}: tensor {name!r}: {error}") from None
-    if verify and described.digest is not None and described.tensors:
+        except (InvalidLayout, UnsupportedFeature) as error:
+            raise type(error)(f"{opened.name}: tensor {name!r}: {error}") from None
+    if verify and described.digest is not None:
         found = level_digest(result, described.tensors)
         if found != described.digest:
             raise DigestMismatch(

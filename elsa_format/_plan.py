@@ -55,7 +55,8 @@ def level_header(
     header: Header, profile: Profile, level: int | None, layout: Layout
 ) -> tuple[bytes, dict[str, TensorInfo]]:
     """The bytes before the data of a level file, and where its tensors go."""
-    metadata = {k: v for k, v in header.metadata.items() if k != KEY}
+    own = (KEY, _level_file.KEY)
+    metadata = {k: v for k, v in header.metadata.items() if k not in own}
     if level is not None:
         nested = {name: header.tensors[name] for name in profile.nested}
         metadata[_level_file.KEY] = _level_file.describe(profile, level, layout, nested)

@@ -12,6 +12,7 @@ import xxhash
 from elsa_format._errors import (
     ChecksumMismatch,
     CountMismatch,
+    FormatError,
     InvalidProfile,
     NoSuchLevel,
     NotElsa,
@@ -26,13 +27,14 @@ VERSION = "1.0"
 KEY = "elsa"
 RESERVED = "__elsa__."
 MAX_BITS = 8
+MAX_LEVELS = 2**MAX_BITS - 1
 ZEROS = "0" * 16
 
 LevelLike = int | Literal["dense"]
 """A level is 1..T, or "dense" for the whole network."""
 
 _CHECKSUM = re.compile(r"xxh3:[0-9a-f]{16}")
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _PATTERN = re.compile(r"[1-9][0-9]*:[1-9][0-9]*")
 
 
@@ -136,32 +138,33 @@ def parse(header: Header, where: str) -> Profile:
             f"{where}: has no ELSA profile; make an ELSA file of a checkpoint with elsa-pack"
         )
     document = parse_document(text, f"{where}: profile")
-    _check_version(document, where)
+    check_version(document, f"{where}: profile")
     _check_header(header, document, where)
     profile = _Parser(where).profile(document)
     _check_tensors(profile, header.tensors, where)
     return profile
 
 
-def _check_version(document: Mapping[str, Any], where: str) -> None:
+def check_version(
+    document: Mapping[str, Any], where: str, malformed: type[FormatError] = InvalidProfile
+) -> None:
+    """Refuse a document of another major version, or one that requires what 1.0 does not know."""
     version = document.get("version")
     if not isinstance(version, str) or not re.fullmatch(r"[0-9]+\.[0-9]+", version):
-        raise InvalidProfile(f"{where}: profile version {version!r}, expected 'MAJOR.MINOR'")
+        raise malformed(f"{where} version {version!r}, expected 'MAJOR.MINOR'")
     if version.split(".")[0] != VERSION.split(".")[0]:
-        raise UnsupportedVersion(f"{where}: profile version {version}, expected 1.x")
+        raise UnsupportedVersion(f"{where} version {version}, expected 1.x")
     requires = document.get("requires", [])
     if not isinstance(requires, list) or not all(isinstance(item, str) for item in requires):
-        raise InvalidProfile(f"{where}: profile requires is not a list of strings")
+        raise malformed(f"{where} requires is not a list of strings")
     if requires:
-        raise UnsupportedFeature(
-            f"{where}: requires {', '.join(requires)}, which 1.0 does not know"
-        )
+        raise UnsupportedFeature(f"{where} requires {', '.join(requires)}, which 1.0 does not know")
 
 
 def _check_header(header: Header, document: Mapping[str, Any], where: str) -> None:
-    stated = document.get("header")
-    if stated is None:
+    if "header" not in document:
         return
+    stated = document["header"]
     if not isinstance(stated, str) or not _CHECKSUM.fullmatch(stated):
         raise InvalidProfile(
             f"{where}: profile header {stated!r}, expected xxh3: and 16 hex digits"
@@ -173,8 +176,6 @@ def _check_header(header: Header, document: Mapping[str, Any], where: str) -> No
 
 
 def _check_tensors(profile: Profile, tensors: Mapping[str, TensorInfo], where: str) -> None:
-    levels, varying = range(1, len(profile.levels) + 1), set(profile.per_level)
-    variants = {variant_name(name, t): name for name in profile.per_level for t in levels}
     for name in (*profile.nested, *profile.per_level, *profile.checksums):
         if name not in tensors:
             raise ProfileMismatch(
@@ -191,22 +192,37 @@ def _check_tensors(profile: Profile, tensors: Mapping[str, TensorInfo], where: s
             raise ProfileMismatch(
                 f"{where}: tensor {name!r}: keeps {counts[-1]} of {info.elements} weights"
             )
-        if name in varying:
-            raise ProfileMismatch(f"{where}: tensor {name!r} is both nested and per-level")
-    for variant, name in variants.items():
-        other, plain = tensors.get(variant), tensors[name]
-        if other is None or (other.dtype, other.shape) != (plain.dtype, plain.shape):
-            found = "missing" if other is None else f"{other.dtype.name}{list(other.shape)}"
-            raise ProfileMismatch(f"{where}: tensor {variant!r} is {found}, expected as {name!r}")
-    for name in tensors:
-        if name.startswith(RESERVED) and name not in variants:
-            raise ProfileMismatch(f"{where}: tensor {name!r}: a reserved name without a meaning")
+    _check_variants(profile, tensors, where)
     for t, level in enumerate(profile.levels):
         kept = sum(counts[t] for counts in profile.nested.values())
         if kept > level.nonzero or (kept < level.nonzero and profile.shard is None):
             raise CountMismatch(
                 f"{where}: level {t + 1}: nonzero {level.nonzero}, but its tensors keep {kept}"
             )
+
+
+def _check_variants(profile: Profile, tensors: Mapping[str, TensorInfo], where: str) -> None:
+    """Every level has its variant, and variants come first, so that a device has them at hand."""
+    variants = set()
+    for name in profile.per_level:
+        plain = tensors[name]
+        # Stops at the first that is missing: T times as many names could fill the memory.
+        for level in range(1, len(profile.levels) + 1):
+            variant = variant_name(name, level)
+            other = tensors.get(variant)
+            if other is None or (other.dtype, other.shape) != (plain.dtype, plain.shape):
+                found = "missing" if other is None else f"{other.dtype.name}{list(other.shape)}"
+                raise ProfileMismatch(
+                    f"{where}: tensor {variant!r} is {found}, expected as {name!r}"
+                )
+            variants.add(variant)
+    plain_seen = False
+    for name, info in tensors.items():
+        if name.startswith(RESERVED) and name not in variants:
+            raise ProfileMismatch(f"{where}: tensor {name!r}: a reserved name without a meaning")
+        if name in variants and plain_seen and info.nbytes:
+            raise ProfileMismatch(f"{where}: tensor {name!r} is stored after tensors of all levels")
+        plain_seen |= name not in variants and info.nbytes > 0
 
 
 class _Parser:
@@ -227,14 +243,22 @@ class _Parser:
         if not isinstance(entries, list) or not 1 <= len(entries) < 2**bits:
             raise self.fail("levels", entries, f"a list of 1..{2**bits - 1} levels")
         levels = tuple(self.level(t, entry) for t, entry in enumerate(entries, 1))
+        nested = self.nested(document["nested"], len(levels))
+        per_level = self.names(document.get("per_level", []))
+        for name in per_level:
+            if name in nested:
+                raise InvalidProfile(f"{self.where}: tensor {name!r} is both nested and per-level")
+        for name in (*nested, *per_level):
+            if name.startswith(RESERVED):
+                raise InvalidProfile(f"{self.where}: tensor {name!r}: the name is reserved")
         return Profile(
             bits=bits,
             levels=levels,
-            nested=self.nested(document["nested"], len(levels)),
-            per_level=self.names(document.get("per_level", [])),
+            nested=nested,
+            per_level=per_level,
             checksums=self.checksums(document.get("checksums", {})),
             dense_metrics=self.dense(document.get("dense", {})),
-            shard=self.shard(document.get("shard")),
+            shard=self.shard(document["shard"]) if "shard" in document else None,
             version=document["version"],
         )
 
@@ -252,7 +276,7 @@ class _Parser:
             raise self.fail(f"{label} target", target, "a number in 0..1")
         if "pattern" in entry and not _matches(_PATTERN, pattern):
             raise self.fail(f"{label} pattern", pattern, "N:M")
-        if "digest" in entry and not _matches(_DIGEST, digest):
+        if "digest" in entry and not _matches(DIGEST, digest):
             raise self.fail(f"{label} digest", digest, "sha256: and 64 hex digits")
         return Level(
             name=name,
@@ -298,9 +322,7 @@ class _Parser:
             raise self.fail("dense", value, "an object")
         return self.metrics("dense metrics", value.get("metrics", {}))
 
-    def shard(self, value: Any) -> tuple[int, int] | None:
-        if value is None:
-            return None
+    def shard(self, value: Any) -> tuple[int, int]:
         if not isinstance(value, dict):
             raise self.fail("shard", value, "an object")
         of = self.integer("shard of", value.get("of"), 1)

@@ -225,8 +225,8 @@ def histogram(
     _check_range("shift", shift, 0, 8 * src.itemsize - width)
     _check_array("prefixes", prefixes, _U64)
     _check_array("out", out, _U64, size=prefixes.size << width, writable=True, ndim=2)
-    if out.shape[0] != prefixes.size:
-        raise ValueError(f"out: {out.shape[0]} rows for {prefixes.size} prefixes")
+    if out.shape != (prefixes.size, 1 << width):
+        raise ValueError(f"out: {out.shape}, expected {(prefixes.size, 1 << width)}")
     if np.any(prefixes[1:] <= prefixes[:-1]):
         raise ValueError("prefixes: not sorted and unique")
     _check_disjoint(out, src, prefixes)

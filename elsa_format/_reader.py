@@ -167,6 +167,7 @@ class File:
     def _sparse(self, info: TensorInfo, level: int, layout: Layout) -> Bitmask | Csr:
         assert info.dtype.numpy is not None
         kept = self.profile.nested[info.name][level - 1]
+        encode = encoder(layout, info, self.bits, level, kept, self.path)
         filled = {
             part.name: np.empty(part.elements, part.dtype.numpy)
             for part in parts(layout, info.name, info.dtype, info.shape, kept)
@@ -178,7 +179,6 @@ class File:
             positions[name] = start + piece.size
             filled[name].view(piece.dtype)[start : positions[name]] = piece
 
-        encode = encoder(layout, info, self.bits, level, kept, self.path)
         for block in self._blocks(info, np.empty(min(info.nbytes, BLOCK), np.uint8)):
             for name, piece in encode.encode(block.view(info.dtype.words)):
                 take(name, piece)

@@ -25,7 +25,7 @@ def stream(
         number = profile.level_number(level, opened.name)
         reader = BlockReader(opened, header, profile if verify else None)
         for step in plan(header, profile, number):
-            flat = np.empty(step.info.nbytes if step.name is not None else 0, np.uint8)
+            flat = reader.room(step.info) if step.name is not None else np.empty(0, np.uint8)
             position = 0
             for block in reader.blocks(step.info):
                 if step.name is None:

@@ -10,9 +10,9 @@ from elsa_format import _kernels
 from elsa_format._blocks import BlockReader, Progress, Source, ignore, open_source, read_profile
 from elsa_format._codec import refuse_unpackable
 from elsa_format._digest import LevelDigests
-from elsa_format._errors import CounterOutOfRange, CountMismatch, DigestMismatch, ProfileMismatch
-from elsa_format._header import Header, TensorInfo
-from elsa_format._profile import RESERVED, Profile, variant_name
+from elsa_format._errors import CounterOutOfRange, CountMismatch, DigestMismatch
+from elsa_format._header import TensorInfo
+from elsa_format._profile import Profile, variant_name
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,6 @@ def verify(source: Source, *, progress: Progress = ignore) -> Report:
     """
     with open_source(source) as opened:
         header, profile = read_profile(opened)
-        _check_order(header, opened.name)
         reader = BlockReader(opened, header, profile, progress=progress)
         digests = LevelDigests(profile.bits, len(profile.levels))
         checker = _Checker(profile, digests, opened.name)
@@ -61,16 +60,6 @@ def verify(source: Source, *, progress: Progress = ignore) -> Report:
         checksums=len(profile.checksums),
         digests=compared,
     )
-
-
-def _check_order(header: Header, where: str) -> None:
-    """Variants come first, so that a device has them before the weights stream in."""
-    plain_seen = False
-    for name, info in header.tensors.items():
-        variant = name.startswith(RESERVED)
-        if variant and plain_seen and info.nbytes:
-            raise ProfileMismatch(f"{where}: tensor {name!r} is stored after tensors of all levels")
-        plain_seen |= not variant and info.nbytes > 0
 
 
 class _Checker:

@@ -1,0 +1,1 @@
+"""Fuzz targets: properties that must hold for any bytes whatsoever."""

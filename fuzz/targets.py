@@ -1,0 +1,242 @@
+"""The properties. Each target takes any bytes; whatever it raises is a finding.
+
+Our parser is compared with the safetensors library and with `spec.plain_elsa`, the second
+implementation of the specification.
+"""
+
+import contextlib
+import io
+import os
+import tempfile
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+import safetensors
+
+import elsa_format as elsa
+from elsa_format import _header
+from elsa_format._blocks import check_size
+from fuzz.kernels import kernels
+from spec import plain_elsa as plain
+
+T = TypeVar("T")
+
+NUMPY_LACKS = ("UnknownDtype", "UnsupportedFeature")
+"""Files that are valid, but hold sub-byte dtypes or too many dimensions for an array."""
+
+
+class Finding(AssertionError):
+    """A property does not hold."""
+
+
+def ours(function: Callable[[], T]) -> tuple[T | None, str]:
+    """A result, or the name of the error; anything but an ElsaError is a finding."""
+    try:
+        return function(), ""
+    except elsa.ElsaError as error:
+        message = str(error)
+        if not message.isprintable() or len(message) > 2000:
+            raise Finding(f"message of {len(message)} characters: {message[:200]!r}") from error
+        return None, type(error).__name__
+
+
+def by_the_spec(function: Callable[[], T]) -> tuple[T | None, str]:
+    """A result, or the error, of the second implementation."""
+    try:
+        return function(), ""
+    except plain.Bad as bad:
+        return None, bad.error
+
+
+def expect(condition: bool, message: str) -> None:
+    """Raise a Finding unless the condition holds."""
+    if not condition:
+        raise Finding(message)
+
+
+def same_verdict(found: str, expected: str, what: str) -> None:
+    """Both accept, or both name the same defect; of two in one text, parsers may see either."""
+    if {found, expected} == {"InvalidJson", "DuplicateKey"}:
+        return
+    expect(found == expected, f"{what}: {found or 'accepted'}, the spec says {expected or 'valid'}")
+
+
+class Pipe:
+    """A source that can do nothing but read, a few bytes at a time."""
+
+    def __init__(self, content: bytes) -> None:
+        self.inner = io.BytesIO(content)
+
+    def read(self, size: int, /) -> bytes:
+        """At most 251 bytes."""
+        return self.inner.read(min(size, 251))
+
+    def seekable(self) -> bool:
+        """Never."""
+        return False
+
+
+def header(data: bytes) -> None:
+    """Container and profile: what we accept, safetensors accepts with the same tensors."""
+
+    def read() -> _header.Header:
+        found = _header.read_header(io.BytesIO(data), "x")
+        check_size(found, len(data), "x")
+        return found
+
+    def read_plainly() -> plain.Container:
+        found = plain.read_container(data)
+        found.check_size()
+        return found
+
+    container, error = ours(read)
+    reference, expected = by_the_spec(read_plainly)
+    same_verdict(error, expected, "container")
+    if container is not None and reference is not None:
+        listed = {name: (t["dtype"], t["shape"]) for name, t in safetensors.deserialize(data)}
+        tensors = {n: (t.dtype.name, list(t.shape)) for n, t in container.tensors.items()}
+        expect(listed == tensors, "safetensors reads other tensors")
+        places = {n: (t.start, t.stop) for n, t in container.tensors.items()}
+        expect(
+            places == {n: (t.begin, t.end) for n, t in reference.tensors.items()}, "other offsets"
+        )
+    _, error = ours(lambda: elsa.open(io.BytesIO(data)).close())
+    _, expected = by_the_spec(lambda: plain.open_elsa(data))
+    same_verdict(error, expected, "open")
+
+
+def extract(data: bytes) -> None:
+    """Every route to a level gives the specification's bits; a valid file takes all of them."""
+    _, error = ours(lambda: elsa.verify(Pipe(data)))
+    file, expected = by_the_spec(lambda: plain.validate(data))
+    if not (error and expected in ("Truncated", "TrailingData")):  # a pipe shows its end last
+        same_verdict(error, expected, "verify")
+    try:
+        opened = file or plain.open_elsa(data)
+    except plain.Bad:
+        for layout in ("dense", "bitmask", "csr"):
+            _, error = ours(lambda layout=layout: _extract(data, 1, layout))  # type: ignore[misc]
+            expect(bool(error), f"extract accepts what the spec rejects ({expected})")
+        return
+    for level in {1, (opened.levels + 1) // 2, opened.levels}:
+        _level(data, opened, level, valid=file is not None)
+    _dense(data, opened, valid=file is not None)
+
+
+def _extract(data: bytes, level: Any, layout: str, **options: Any) -> bytes:
+    out = io.BytesIO()
+    elsa.extract(Pipe(data), out, level=level, layout=layout, **options)  # type: ignore[arg-type]
+    return out.getvalue()
+
+
+def _level(data: bytes, opened: plain.Elsa, level: int, *, valid: bool) -> None:
+    reference = {
+        name: (t.dtype, list(t.shape), t.data) for name, t in plain.extract(opened, level).items()
+    }
+    arrays: list[Any] = []
+    for layout in ("dense", "bitmask", "csr"):
+        written, error = ours(lambda layout=layout: _extract(data, level, layout))  # type: ignore[misc]
+        if written is None:
+            expect(not valid or _empty_rows(opened), f"{layout}: {error} in a valid file")
+            continue
+        level_file, error = by_the_spec(lambda w=written: plain.load_level(w))  # type: ignore[misc]
+        expect(not valid or level_file is not None, f"{layout}: wrote {error}")
+        read = {n: (t.dtype, t.shape, t.data) for n, t in (level_file or {}).items()}
+        expect(not valid or read == reference, f"{layout}: other bits")
+        safetensors.deserialize(written)
+        arrays.append(ours(lambda w=written: elsa.load_level(Pipe(w))))  # type: ignore[misc]
+        arrays.append(ours(lambda x=layout: elsa.open(io.BytesIO(data)).load(level, x)))  # type: ignore[misc]
+    arrays.append(ours(lambda: dict(elsa.stream(Pipe(data), level=level))))
+    for loaded, error in arrays:
+        if loaded is None:
+            expect(not valid or error in NUMPY_LACKS or _empty_rows(opened), f"load: {error}")
+            continue
+        dense = {n: a if isinstance(a, np.ndarray) else a.to_dense() for n, a in loaded.items()}
+        found = {n: (list(a.shape), a.tobytes()) for n, a in dense.items()}
+        expect(found == {n: (s, d) for n, (_, s, d) in reference.items()}, "arrays: other bits")
+    kept, error = ours(lambda: _extract(data, level, "dense", keep_levels=True))
+    expect(not valid or kept is not None, f"keep levels: {error} in a valid file")
+    if kept is not None and valid:
+        shorter = plain.validate(kept)
+        expect(shorter.levels == level, "keep levels: another number of levels")
+        for t in range(1, level + 1):
+            expect(_bits(shorter, t) == _bits(opened, t), "keep levels: other bits")
+
+
+def _bits(file: plain.Elsa, level: int) -> dict[str, bytes]:
+    return {name: tensor.data for name, tensor in plain.extract(file, level).items()}
+
+
+def _empty_rows(opened: plain.Elsa) -> bool:
+    """More rows of no columns than row ends are written for."""
+    return any(
+        t.elements == 0 and t.shape[0] > 1 << 20
+        for t in map(opened.container.tensors.__getitem__, opened.profile["nested"])
+    )
+
+
+def _dense(data: bytes, opened: plain.Elsa, *, valid: bool) -> None:
+    written, error = ours(lambda: _extract(data, "dense", "dense"))
+    expect(not valid or written is not None, f"dense: {error} in a valid file")
+    if written is not None:
+        found = {n: bytes(t["data"]) for n, t in safetensors.deserialize(written)}
+        names = [n for n in opened.container.tensors if not n.startswith(plain.RESERVED)]
+        expect(found == {n: opened.container.stored(n) for n in names}, "dense: other bits")
+
+
+def level(data: bytes) -> None:
+    """Level files: bitmask and CSR decode to the specification's bits, or are refused."""
+    loaded, error = ours(lambda: elsa.load_level(Pipe(data)))
+    if _too_large(data):
+        return
+    reference, expected = by_the_spec(lambda: plain.load_level(data))
+    if error not in NUMPY_LACKS or expected in NUMPY_LACKS:
+        same_verdict(error, expected, "load_level")
+    if loaded is not None and reference is not None:
+        found = {n: (list(a.shape), a.tobytes()) for n, a in loaded.items()}
+        expect(found == {n: (t.shape, t.data) for n, t in reference.items()}, "other bits")
+
+
+def _too_large(data: bytes) -> bool:
+    """Whether a file asks for more dense zeros than plain Python integers can be asked for."""
+    try:
+        document = plain.parse_document(plain.read_container(data).metadata["elsa_level"])
+        shapes = [entry["shape"] for entry in document["tensors"].values()]
+        return any(int(np.prod([float(n) for n in shape])) > 1 << 16 for shape in shapes)
+    except (plain.Bad, KeyError, TypeError, AttributeError, ValueError, OverflowError):
+        return False
+
+
+SUFFIXES = (".safetensors", ".npz", ".safetensors.index.json")
+
+
+def pack(data: bytes) -> None:
+    """Checkpoints: refused with an ElsaError, or packed into a valid file."""
+    if not data:
+        return
+    suffix = SUFFIXES[data[0] % len(SUFFIXES)]
+    with tempfile.TemporaryDirectory(dir=_memory()) as folder:
+        path = os.path.join(folder, f"model{suffix}")
+        with open(path, "wb") as file:
+            file.write(data[1:])
+        out = io.BytesIO()
+        report, _ = ours(lambda: elsa.pack(path, out, sparsities=[75, 50]))
+    if report is not None:
+        plain.validate(out.getvalue())
+
+
+def _memory() -> str | None:
+    with contextlib.suppress(OSError):
+        if os.access("/dev/shm", os.W_OK):
+            return "/dev/shm"
+    return None
+
+
+TARGETS: dict[str, Callable[[bytes], None]] = {
+    "header": header,
+    "extract": extract,
+    "level": level,
+    "pack": pack,
+    "kernels": kernels,
+}
