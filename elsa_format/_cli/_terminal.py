@@ -147,7 +147,7 @@ def show_size(size: float) -> str:
     """
     for unit, scale in reversed(list(_UNITS.items())):
         if size >= scale and unit:
-            return f"{size / scale:.3g} {unit}B"
+            return f"{size / scale:.3g} {unit.replace('K', 'k')}B"
     return f"{size:.0f} B"
 
 
