@@ -200,6 +200,10 @@ def add_headers(out: Collection) -> None:
         text = f"dtype {dump(dtype)}"
         entry("UnknownDtype", case, good | {"dtype": dtype}, "24", text)
     changed = {"dtype": "F128", "shape": [4], "data_offsets": [16, 0]}
+    huge = {"dtype": "F32", "shape": [2**62, 2**62], "data_offsets": [0, 16]}
+    document = {"__metadata__": metadata, "a": huge, "w": []}
+    text = "a malformed entry comes before the overflow in an earlier one"
+    header("InvalidHeader", "before_overflow", document, "23 79", text)
     text = "an unknown dtype comes before reversed offsets"
     entry("UnknownDtype", "before_offsets", changed, "24 79", text)
 
