@@ -23,7 +23,8 @@ EXTENDED = {
         surrogate_utf8 swapped_surrogates trailing_comma trailing_nul two_objects utf16""",
     "DuplicateKey": "entry level metadata profile_level",
     "InvalidHeader": """
-        before_overflow dtype_null metadata_array metadata_null metadata_number metadata_string no_data_offsets
+        before_overflow dtype_null metadata_array metadata_null metadata_number metadata_string
+        no_data_offsets
         no_shape offset_false one_offset shape_number shape_string three_offsets""",
     "UnknownDtype": "empty lower_case torch",
     "InvalidOffsets": """
