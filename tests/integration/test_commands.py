@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import same_bits
+from bits import same_bits
 from safetensors.numpy import load_file, save_file
 
 import elsa_format as elsa

@@ -5,7 +5,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from conftest import FLOATS, OneByteReader, by_safetensors, level_by_definition, same_bits
+from bits import FLOATS, OneByteReader, by_safetensors, level_by_definition, same_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.sparse import csr_array

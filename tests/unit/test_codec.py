@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from conftest import FLOATS
+from bits import FLOATS
 
 import elsa_format as elsa
 

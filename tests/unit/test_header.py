@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import safetensors
-from conftest import OneByteReader
+from bits import OneByteReader
 
 import elsa_format as elsa
 from elsa_format._header import parse, read_header
