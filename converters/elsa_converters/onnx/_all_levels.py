@@ -13,7 +13,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from elsa_converters._errors import UnsupportedOnnx
-from elsa_converters._format import TensorInfo, dump, open_output, variant_name
+from elsa_converters._format import TensorInfo, dump, open_output, plain_names, variant_name
 from elsa_converters.onnx._bind import Binding, FreshNames, compute_first
 from elsa_converters.onnx._level import Template, open_level
 from elsa_converters.onnx._template import relative_location
@@ -52,13 +52,14 @@ def export_all_levels(
     location = relative_location(target, source)
     with open_level(source, template, "dense") as opened:
         binding = opened.binding
-        if any(binding.model.weights[name].source for name in binding.initializers):
+        if any(binding.model.weights[name].source for name in binding.names):
             for _ in opened.blocks():  # a template with values of its own: compare them
                 pass
     builder = _Builder(binding, location)
     builder.add_level(as_input=level_input)
-    for name in binding.initializers:
-        builder.add_tensor(name)
+    for name in plain_names(binding.header):
+        if name in binding.names:
+            builder.add_tensor(name)
     proto = builder.finish()
     with open_output(target, force=force, in_order=True) as output:
         output.write_at(0, proto.SerializeToString(deterministic=True))
@@ -99,14 +100,13 @@ class _Builder:
 
     def add_tensor(self, name: str) -> None:
         """Let the graph have a tensor at the chosen level."""
-        result = self.binding.initializers[name]
+        info = self.binding.info(name)
         if name in self.binding.profile.nested:
-            self._nested(name, result)
+            self._nested(info)
         elif name in self.binding.profile.per_level:
-            self._per_level(name, result)
+            self._per_level(info)
         else:
-            info = self.binding.header.tensors[name]
-            self._stored(result, info, info.shape)
+            self._stored(name, info, info.shape)
 
     def finish(self) -> ModelProto:
         """The model: tensors first computed, then the template's graph."""
@@ -118,13 +118,13 @@ class _Builder:
         compute_first(self.graph, self.nodes)
         return self.proto
 
-    def _nested(self, name: str, result: str) -> None:
-        info = self.binding.header.tensors[name]
+    def _nested(self, info: TensorInfo) -> None:
+        result = info.name
         weights = self._stored(self.fresh(f"{result}.weights"), info, info.shape)
         words = self.fresh(f"{result}.words")
         start = self.binding.header.data_start + info.start
         self._alias(words, _INTEGERS[info.dtype.size], info.shape, start, info.nbytes)
-        counter = self._counter(words, info, result)
+        counter = self._counter(words, info)
         above = self._node("Greater", [counter, self.last], f"{result}.above")
         below = self._node("Less", [counter, self.first], f"{result}.below")
         dropped = self._node("Or", [above, below], f"{result}.dropped")
@@ -137,9 +137,9 @@ class _Builder:
             zero = np.zeros((), info.dtype.numpy)
             self._where(dropped, zero, weights, result, fresh=False)
 
-    def _counter(self, words: str, info: TensorInfo, result: str) -> str:
+    def _counter(self, words: str, info: TensorInfo) -> str:
         """The low bits of each word, as int32: comparisons of other widths are not everywhere."""
-        modulus = 1 << self.binding.profile.bits
+        result, modulus = info.name, 1 << self.binding.profile.bits
         dtype: type[np.signedinteger[Any]] = np.int32
         if info.dtype.size == 16:  # the sign is extended upwards, the low bits are the same
             words = self._cast(words, TensorProto.INT32, f"{result}.words32")
@@ -170,16 +170,17 @@ class _Builder:
         positive = self._node("Add", [rest(words, "rest"), divisor], f"{result}.positive")
         return rest(positive, "counter")
 
-    def _per_level(self, name: str, result: str) -> None:
+    def _per_level(self, info: TensorInfo) -> None:
         """All variants behind one another, and the level's taken from them."""
+        name = info.name
         tensors, levels = self.binding.header.tensors, len(self.binding.profile.levels)
         stored = [name, *(variant_name(name, t) for t in range(1, levels + 1))]
         variants = [
-            self._stored(self.fresh(f"{result}.{t}"), tensors[variant], (1, *tensors[name].shape))
+            self._stored(self.fresh(f"{name}.{t}"), tensors[variant], (1, *info.shape))
             for t, variant in enumerate(stored)
         ]
-        stacked = self._node("Concat", variants, f"{result}.levels", axis=0)
-        self._node("Gather", [stacked, LEVEL], result, fresh=False, axis=0)
+        stacked = self._node("Concat", variants, f"{name}.levels", axis=0)
+        self._node("Gather", [stacked, LEVEL], name, fresh=False, axis=0)
 
     def _stored(self, name: str, info: TensorInfo, shape: tuple[int, ...]) -> str:
         start = self.binding.header.data_start + info.start

@@ -6,7 +6,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from elsa_converters._errors import TemplateMismatch, UnsupportedOnnx
 from elsa_converters._format import Header, Profile, TensorInfo, plain_names
-from elsa_converters.onnx._graphs import all_graphs, defined
+from elsa_converters.onnx._graphs import all_graphs, defined, rename_uses
 from elsa_converters.onnx._hoist import remove_named
 from elsa_converters.onnx._model import TEMPLATE_KEY, Model
 from elsa_converters.onnx._weights import TO_ONNX, Weight
@@ -24,15 +24,14 @@ class Binding:
     profile: Profile
     proto: ModelProto
     """The template's graph without the initializers that come from elsewhere."""
-    initializers: dict[str, str]
-    """For each tensor of the file that the graph uses, the initializer that takes its bytes."""
+    names: frozenset[str]
+    """The file's tensors that the graph uses, each an initializer of the same name."""
     rest: dict[str, Weight]
     """Weights that only the template has."""
 
     def info(self, name: str) -> TensorInfo:
-        """The initializer of a tensor: its name in the graph, dtype and shape as stored."""
-        stored = self.header.tensors[name]
-        return TensorInfo(self.initializers[name], stored.dtype, stored.shape)
+        """The initializer of a tensor, dtype and shape as stored."""
+        return self.header.tensors[name]
 
     def kept(self, name: str, level: int | None) -> int | None:
         """How many weights a level keeps of a tensor; None if all, as it is not a nested one."""
@@ -52,21 +51,21 @@ def bind(model: Model, header: Header, profile: Profile) -> Binding:
     for index in reversed(range(len(proto.metadata_props))):
         if proto.metadata_props[index].key == TEMPLATE_KEY:
             del proto.metadata_props[index]
-    initializers, casts, fresh = {}, [], FreshNames(proto.graph)
-    for name in plain_names(header):
-        if name not in model.weights:
-            continue
-        initializers[name] = name
-        if header.tensors[name].dtype.name not in TO_ONNX:
-            raise UnsupportedOnnx(
-                f"{model.path}: tensor {name!r}: ONNX has no {header.tensors[name].dtype.name}"
-            )
-        if model.weights[name].info.dtype != header.tensors[name].dtype:
-            initializers[name] = fresh(f"{name}.stored")
-            casts.append(_cast_to_float(initializers[name], name))
-    compute_first(proto.graph, casts)
-    rest = {name: w for name, w in model.weights.items() if name not in initializers}
-    return Binding(model, header, profile, proto, initializers, rest)
+    fresh = FreshNames(proto.graph)
+    fresh.taken |= model.weights.keys()
+    names = [name for name in plain_names(header) if name in model.weights]
+    widened = {}
+    for name in names:
+        dtype = header.tensors[name].dtype
+        if dtype.name not in TO_ONNX:
+            raise UnsupportedOnnx(f"{model.path}: tensor {name!r}: ONNX has no {dtype.name}")
+        if model.weights[name].info.dtype != dtype:
+            widened[name] = fresh(f"{name}.float")
+    rename_uses(proto.graph, widened)
+    remove_named(proto.graph.input, widened)  # an input of another dtype it cannot be
+    compute_first(proto.graph, [_cast_to_float(*pair) for pair in widened.items()])
+    rest = {name: w for name, w in model.weights.items() if name not in header.tensors}
+    return Binding(model, header, profile, proto, frozenset(names), rest)
 
 
 def compute_first(graph: GraphProto, nodes: list[NodeProto]) -> None:
@@ -87,7 +86,7 @@ def _compare(model: Model, header: Header, profile: Profile) -> None:
             if info.dtype.nestable:
                 folded = " (folded away?)" if name in profile.per_level else ""
                 rows.append((name, _NOTHING + folded, describe(info)))
-        elif weight.info.shape != info.shape or not _fits(weight.info, info, model.opset):
+        elif weight.info.shape != info.shape or not _fits(weight.info, info, model):
             rows.append((name, describe(weight.info), describe(info)))
     for name, weight in model.weights.items():
         if weight.source is None and name not in header.tensors:
@@ -105,16 +104,14 @@ def describe(info: TensorInfo) -> str:
     return f"{info.dtype.name} {list(info.shape)}"
 
 
-def _fits(wanted: TensorInfo, stored: TensorInfo, opset: int) -> bool:
-    return wanted.dtype == stored.dtype or _is_widened(wanted, stored, opset)
-
-
-def _is_widened(wanted: TensorInfo, stored: TensorInfo, opset: int) -> bool:
-    """Whether the graph wants float32 of a tensor stored in 16 bits: exact, so it can cast."""
-    if wanted.dtype.name != "F32":
+def _fits(wanted: TensorInfo, stored: TensorInfo, model: Model) -> bool:
+    """Whether the dtypes are the same, or 16 stored bits that the graph can cast to its float32."""
+    if wanted.dtype == stored.dtype:
+        return True
+    if wanted.dtype.name != "F32" or any(v.name == wanted.name for v in model.proto.graph.output):
         return False
     return stored.dtype.name == "F16" or (
-        stored.dtype.name == "BF16" and opset >= _FIRST_OPSET_WITH_BF16
+        stored.dtype.name == "BF16" and model.opset >= _FIRST_OPSET_WITH_BF16
     )
 
 

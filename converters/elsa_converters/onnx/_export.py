@@ -68,7 +68,7 @@ def export(
         binding, proto = opened.binding, opened.binding.proto
         describe_level(proto, binding.profile, opened.level)
         if fold:
-            arrays = {binding.initializers.get(n, n): a for n, a in opened.arrays().items()}
+            arrays = opened.arrays()
             fold_batch_norm(proto, arrays)
             entries = [_array_entry(name, array, sparse) for name, array in arrays.items()]
         else:
@@ -85,7 +85,7 @@ def export(
                     writer.append(name, array)
             else:
                 for name, block in opened.blocks():
-                    writer.append(binding.initializers.get(name, name), block)
+                    writer.append(name, block)
             writer.finish()
             _commit(output, data, target)
         return "dense" if opened.level is None else opened.level
@@ -138,7 +138,7 @@ def _entries(binding: Binding, level: int | None, sparse: bool) -> list[Entry]:
     """The initializers of a level, in the order their bytes arrive."""
     entries = []
     for step in plan(binding.header, binding.profile, level):
-        if step.name is None or step.name not in binding.initializers:
+        if step.name is None or step.name not in binding.names:
             continue
         info, kept = binding.info(step.name), binding.kept(step.name, level)
         smaller = sparse and kept is not None and is_smaller_sparse(info, kept)

@@ -43,6 +43,9 @@ class _Folder:
         graphs = list(all_graphs(main))
         self.uses = Counter(name for g in graphs for node in g.node for name in node.input)
         self.uses.update(value.name for g in graphs for value in g.output)
+        self.transposes = {
+            n.output[0]: n for n in main.node if n.op_type == "Transpose" and n.input
+        }
 
     def fold_in(self, graph: GraphProto) -> int:
         makers = {name: node for node in graph.node for name in node.output}
@@ -65,25 +68,41 @@ class _Folder:
             return False
         if len(convolution.input) < 2 or len(norm.input) != 5:
             return False
-        weight = convolution.input[1]
-        if self.uses[convolution.output[0]] != 1 or self.uses[weight] != 1:
-            return False
         if len([name for name in norm.output if name]) != 1 or _attribute(norm, "training_mode", 0):
             return False
-        constants = [self._constant(name) for name in norm.input[1:5]]
-        kernel = self.arrays.get(weight)
-        bias = self._constant(convolution.input[2]) if _has_bias(convolution) else np.zeros(1)
-        if kernel is None or weight in self.inputs or bias is None:
+        weight, order = self._weight(convolution.input[1])
+        if weight is None or self.uses[convolution.output[0]] != 1 or self.uses[weight] != 1:
             return False
-        known = [c.astype(np.float64) for c in constants if c is not None]
-        if len(known) != 4:
+        kernel = self.arrays[weight].transpose(order)
+        groups = int(_attribute(convolution, "group", 1))
+        channels = kernel.shape[0] if convolution.op_type == "Conv" else kernel.shape[1] * groups
+        names = norm.input[1:5]
+        if _has_bias(convolution):
+            names = [*names, convolution.input[2]]
+        known = [self._constant(name, channels) for name in names]
+        constants = [array for array in known if array is not None]
+        if len(constants) != len(names):
             return False
-        scale, shift, mean, variance = known
+        scale, shift, mean, variance, *bias = constants
         factor = scale / np.sqrt(variance + _attribute(norm, "epsilon", _EPSILON))
-        groups = _attribute(convolution, "group", 1)
-        self.arrays[weight] = _scaled(kernel, factor, convolution.op_type, int(groups))
-        self._set_bias(convolution, ((bias - mean) * factor + shift).astype(kernel.dtype))
+        scaled = _scaled(kernel, factor, convolution.op_type, groups)
+        self.arrays[weight] = np.ascontiguousarray(scaled.transpose(np.argsort(order)))
+        moved = ((bias[0] if bias else 0) - mean) * factor + shift
+        self._set_bias(convolution, moved.astype(kernel.dtype))
         return True
+
+    def _weight(self, name: str) -> tuple[str | None, list[int]]:
+        """The initializer behind a kernel, and the order of its axes: flax's kernels are turned."""
+        made = self.transposes.get(name)
+        order: list[int] = []
+        if made is not None and self.uses[name] == 1:
+            name = made.input[0]
+            order = next((list(a.ints) for a in made.attribute if a.name == "perm"), order)
+        if name in self.inputs or name not in self.arrays:
+            return None, []
+        axes = range(self.arrays[name].ndim)
+        order = order or list(axes if made is None else axes[::-1])
+        return (name if sorted(order) == list(axes) and len(axes) > 2 else None), order
 
     def _set_bias(self, convolution: NodeProto, bias: NDArray[Any]) -> None:
         name = self.fresh(f"{convolution.input[1]}.bias")
@@ -94,13 +113,15 @@ class _Folder:
             del convolution.input[2:]
             convolution.input.append(name)
 
-    def _constant(self, name: str) -> NDArray[Any] | None:
+    def _constant(self, name: str, channels: int) -> NDArray[np.float64] | None:
         if name in self.inputs:
             return None
-        if name in self.arrays:
-            return self.arrays[name]
-        tensor = self.small.get(name)
-        return None if tensor is None else numpy_helper.to_array(tensor)
+        array = self.arrays.get(name)
+        if array is None and name in self.small:
+            array = numpy_helper.to_array(self.small[name])
+        if array is None or array.shape != (channels,):
+            return None
+        return array.astype(np.float64)
 
 
 def _scaled(kernel: NDArray[Any], factor: NDArray[Any], op: str, groups: int) -> NDArray[Any]:

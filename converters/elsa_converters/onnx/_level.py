@@ -49,7 +49,7 @@ class LevelPass:
 
     def names(self) -> list[str]:
         """The tensors of the file that the template uses, in the order their bytes arrive."""
-        used = self.binding.initializers
+        used = self.binding.names
         return [step.name for step in self.steps() if step.name in used and step.name is not None]
 
     def blocks(self) -> Iterator[tuple[str, Block]]:
@@ -58,7 +58,7 @@ class LevelPass:
         for step in self.steps():
             check = self._check(step)
             for block in self.reader.blocks(step.info):
-                if step.name is None or step.name not in self.binding.initializers:
+                if step.name is None or step.name not in self.binding.names:
                     continue
                 if check is not None:
                     check.update(block)
@@ -92,7 +92,7 @@ class LevelPass:
     def _check(self, step: Step) -> ValueCheck | None:
         # Per-level tensors are replaced whatever the template has: its values are some level's.
         name, profile = step.name, self.binding.profile
-        if name is None or name not in self.binding.initializers or name in profile.per_level:
+        if name is None or name not in self.binding.names or name in profile.per_level:
             return None
         bits = profile.bits if name in profile.nested else None
         return ValueCheck(self.binding.model.weights[name], step.info, bits, BLOCK)

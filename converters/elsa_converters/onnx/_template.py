@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto
 
 from elsa_converters._errors import TemplateMismatch
-from elsa_converters._format import Header, TensorInfo, dump, open_output, read_header
-from elsa_converters.onnx._bind import describe
+from elsa_converters._format import TensorInfo, dump, open_output, open_source, read_profile
+from elsa_converters.onnx._bind import bind
 from elsa_converters.onnx._model import TEMPLATE_KEY, Model, read_model
 from elsa_converters.onnx._reach import reaching
-from elsa_converters.onnx._writer import point_to
+from elsa_converters.onnx._writer import header_of, point_to
 from elsa_format import UnsafePath
 
 
@@ -73,14 +72,18 @@ def write_template(
 ) -> None:
     """Write a graph whose initializers are the dense network's tensors, in the ELSA file."""
     location = relative_location(template_path, elsa_path)
-    with open(elsa_path, "rb") as file:
-        header = read_header(file, os.fspath(elsa_path))
-    proto = ModelProto()
-    proto.CopyFrom(model.proto)
-    _point_into(proto, model, header, location)
-    for index in reversed(range(len(proto.metadata_props))):
-        if proto.metadata_props[index].key == TEMPLATE_KEY:
-            del proto.metadata_props[index]
+    with open_source(elsa_path) as opened:
+        header, profile = read_profile(opened)
+    binding = bind(model, header, profile)
+    proto = binding.proto
+    for name, info in header.tensors.items():
+        if name in binding.names:
+            tensor = header_of(info)
+            point_to(tensor, location, header.data_start + info.start, info.nbytes)
+            proto.graph.initializer.append(tensor)
+    for weight in binding.rest.values():
+        proto.graph.initializer.append(header_of(weight.info))
+        proto.graph.initializer[-1].raw_data = weight.array().tobytes()
     proto.metadata_props.add(key=TEMPLATE_KEY, value=dump({"version": "1.0"}))
     with open_output(template_path, force=force, in_order=True) as output:
         output.write_at(0, proto.SerializeToString(deterministic=True))
@@ -97,19 +100,3 @@ def relative_location(model_path: str | os.PathLike[str], data_path: str | os.Pa
             f"where ONNX does not look for data"
         )
     return data.relative_to(folder).as_posix()
-
-
-def _point_into(proto: ModelProto, model: Model, header: Header, location: str) -> None:
-    rows = []
-    for tensor in proto.graph.initializer:
-        weight = model.weights.get(tensor.name)
-        if weight is None:
-            continue
-        stored = header.tensors.get(tensor.name)
-        if stored is None or (stored.dtype, stored.shape) != (weight.info.dtype, weight.info.shape):
-            found = "nothing" if stored is None else describe(stored)
-            rows.append((tensor.name, describe(weight.info), found))
-            continue
-        point_to(tensor, location, header.data_start + stored.start, stored.nbytes)
-    if rows:
-        raise TemplateMismatch(str(model.path), rows)
