@@ -321,7 +321,8 @@ def weights(width: int, size: int) -> tuple[np.ndarray, np.ndarray]:
     return words, counters
 
 
-SIZE = 150_001  # more than a block of any implementation, and no multiple of a vector
+ROWS, COLS = 373, 401  # more than a block of any implementation, and no multiple of a vector
+SIZE = ROWS * COLS
 
 
 @pytest.mark.skipif(NATIVE is None, reason="the C module is not built")
@@ -358,16 +359,16 @@ def test_both_agree_on_a_layer(width: int, bits: int) -> None:
         assert kernels.compact(packed, bits, 2, bitmask, values) == kept
         assert kernels.expand(bitmask, values, again) == kept
         assert (again == dense).all()
-        cols = 7
-        rows = SIZE // cols
-        indptr, indices = np.zeros(rows + 1, np.int32), np.empty(kept, np.int32)
-        found = np.empty_like(values)
-        whole = packed[: rows * cols]
-        used = kernels.csr(whole, bits, 2, 0, cols, 0, indptr, indices, found)
-        again[:] = 1
-        kernels.expand_csr(indptr, indices[:used], found[:used], cols, again[: rows * cols])
-        assert (again[: rows * cols] == dense[: rows * cols]).all()
-        return [dense, bitmask, values, indptr, indices[:used], found[:used]]
+        outputs = [dense, bitmask, values]
+        for cols in (1, COLS, SIZE):
+            indptr, indices = np.zeros(SIZE // cols + 1, np.int32), np.empty(kept, np.int32)
+            found = np.empty_like(values)
+            assert kernels.csr(packed, bits, 2, 0, cols, 0, indptr, indices, found) == kept
+            again[:] = 1
+            kernels.expand_csr(indptr, indices, found, cols, again)
+            assert (again == dense).all()
+            outputs += [indptr, indices, found]
+        return outputs
 
     both(decode)
 
@@ -389,6 +390,47 @@ def test_both_agree_on_a_layer(width: int, bits: int) -> None:
         return [first, second, ties, assigned]
 
     both(select)
+
+
+@each_implementation
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_length_at_every_room(kernels: ModuleType, width: int) -> None:
+    word = np.dtype(f"u{width}")
+    for size in range(70):
+        src = (np.arange(size) % 4 + 4).astype(word)
+        tally = np.zeros(4, np.int64)
+        kernels.count(src, 2, tally)
+        assert tally.tolist() == np.bincount(np.arange(size) % 4, minlength=4).tolist()
+        kept = int(tally[1] + tally[2])
+        expected = np.where((src % 4 > 0) & (src % 4 < 3), src, 0)
+        # Exactly enough room, so that a sanitizer sees a word too many.
+        bitmask, values = np.zeros(-(-size // 8), np.uint8), np.zeros(kept, word)
+        assert kernels.compact(src, 2, 2, bitmask, values) == kept
+        assert values.tolist() == expected[expected > 0].tolist()
+        again = np.ones(size, word)
+        assert kernels.expand(bitmask, values, again) == kept
+        assert again.tolist() == expected.tolist()
+        indptr, indices = np.zeros(2, np.int64), np.zeros(kept, np.int64)
+        values[:] = 0
+        assert kernels.csr(src, 2, 2, 0, size, 0, indptr, indices, values) == kept
+        assert indices.tolist() == np.flatnonzero(expected).tolist()
+        assert values.tolist() == expected[expected > 0].tolist()
+
+
+@each_implementation
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("at", [0, 511, 512, 999])
+def test_the_only_unpackable_weight_is_found(kernels: ModuleType, width: int, at: int) -> None:
+    def found(word: int, counter: int) -> int:
+        src, counters = np.ones(1000, f"u{width}"), np.ones(1000, np.uint8)
+        src[at], counters[at] = word, counter
+        return int(kernels.find_unpackable(src, counters, INF[width], 3))
+
+    sign = 1 << (8 * width - 1)
+    assert found(INF[width], 0) == found(INF[width] | sign, 0) == at
+    assert found(0, 1) == found(sign, 1) == at
+    assert found(1, 4) == at
+    assert found(0, 0) == found(sign, 0) == found(INF[width] - 1, 3) == -1
 
 
 @each_implementation
