@@ -19,9 +19,13 @@
 #define INDEPENDENT
 #endif
 
-enum { CHUNK = 4096 }; /* words looked at together: their counters stay in the first-level cache */
+enum {
+    CHUNK = 4096,      /* words counted together: their counters stay in the first-level cache */
+    BUCKETS = 1 << 14, /* of magnitudes between thresholds; likewise */
+};
 
-#define STREAMED (32u << 20) /* bytes from which an output can't stay in the cache */
+/* Bytes of output from which streaming stores win, even if it is read right after (measured). */
+#define STREAMED (8u << 20)
 
 static inline size_t smaller(size_t a, size_t b)
 {

@@ -52,17 +52,17 @@ TARGET static void NAME(mask)(const void *source, void *target, size_t n, unsign
     }
 }
 
+#if AVX2
 /* Add to out[0..3] how many of at most CHUNK bytes equal first, first + 1, ... */
 TARGET static void NAME(count_bytes)(const uint8_t *bytes, size_t n, unsigned first, int64_t *out)
 {
-    size_t i = 0;
-#if AVX2
     /* Sums of one byte per lane, which see at most CHUNK / 32 = 128 bytes each. */
     __m256i lanes[4], wanted[4];
     for (unsigned j = 0; j < 4; j++) {
         lanes[j] = _mm256_setzero_si256();
         wanted[j] = _mm256_set1_epi8((char)(first + j));
     }
+    size_t i = 0;
     for (; i + 32 <= n; i += 32) {
         __m256i found = _mm256_loadu_si256((const __m256i_u *)(bytes + i));
         for (unsigned j = 0; j < 4; j++)
@@ -73,11 +73,11 @@ TARGET static void NAME(count_bytes)(const uint8_t *bytes, size_t n, unsigned fi
         out[j] += _mm256_extract_epi64(sums, 0) + _mm256_extract_epi64(sums, 1) +
                   _mm256_extract_epi64(sums, 2) + _mm256_extract_epi64(sums, 3);
     }
-#endif
     for (; i < n; i++)
         for (unsigned j = 0; j < 4; j++)
             out[j] += bytes[i] == first + j;
 }
+#endif
 
 TARGET static void NAME(count)(const void *source, size_t n, unsigned bits, elsa_i64 *out)
 {
@@ -85,25 +85,25 @@ TARGET static void NAME(count)(const void *source, size_t n, unsigned bits, elsa
     const WORD low = LOW(bits);
     const unsigned counters = 1u << bits;
     int64_t tables[4][256] = {{0}};
-    if (bits <= 4) {
-        /* Few counters: compare with each of them, which has no stores that wait for others. */
+    size_t i = 0;
+#if AVX2
+    /* Up to 16 counters it is faster to compare with each of them than to look up a table. */
+    while (bits <= 4 && i < n) {
         uint8_t chunk[CHUNK];
-        for (size_t begin = 0; begin < n; begin += CHUNK) {
-            const size_t size = n - begin < CHUNK ? n - begin : CHUNK;
-            for (size_t i = 0; i < size; i++)
-                chunk[i] = (uint8_t)(src[begin + i] & low);
-            for (unsigned first = 0; first < counters; first += 4)
-                NAME(count_bytes)(chunk, size, first, &tables[0][first]);
-        }
-    } else {
-        /* Most counters are equal (0): in a single table each increment would wait for the last. */
-        size_t i = 0;
-        for (; i + 4 <= n; i += 4)
-            for (unsigned j = 0; j < 4; j++)
-                tables[j][src[i + j] & low]++;
-        for (; i < n; i++)
-            tables[0][src[i] & low]++;
+        const size_t size = smaller(n - i, CHUNK);
+        for (size_t j = 0; j < size; j++)
+            chunk[j] = (uint8_t)(src[i + j] & low);
+        for (unsigned first = 0; first < counters; first += 4)
+            NAME(count_bytes)(chunk, size, first, &tables[0][first]);
+        i += size;
     }
+#endif
+    /* Most counters are equal (0): in a single table each increment would wait for the last. */
+    for (; n - i >= 4; i += 4)
+        for (unsigned j = 0; j < 4; j++)
+            tables[j][src[i + j] & low]++;
+    for (; i < n; i++)
+        tables[0][src[i] & low]++;
     for (unsigned c = 0; c < counters; c++)
         out[c] += tables[0][c] + tables[1][c] + tables[2][c] + tables[3][c];
 }
@@ -447,7 +447,7 @@ TARGET static void NAME(histogram)(const void *source, size_t n, unsigned shift,
             candidates += hint[(key >> above) % SLOTS] != 0;
         }
         for (size_t i = 0; i < candidates; i++) {
-            const uint64_t prefix = keys[i] >> above;
+            const uint64_t prefix = (uint64_t)keys[i] >> above;
             size_t row = hint[prefix % SLOTS] - 1u;
             if (prefixes[row] != prefix) {
                 row = 0;
@@ -460,10 +460,18 @@ TARGET static void NAME(histogram)(const void *source, size_t n, unsigned shift,
     }
 }
 
+/* Bucket 0 is below the lowest threshold; the others are equal steps up from it. */
+TARGET static inline WORD NAME(bucket)(WORD key, WORD lowest, unsigned shift)
+{
+    const WORD step = (WORD)((WORD)(key - lowest) >> shift);
+    const WORD bounded = (WORD)(step < BUCKETS - 2 ? step : BUCKETS - 2);
+    return (WORD)(key < lowest ? 0 : bounded + 1);
+}
+
 TARGET static void NAME(assign)(const void *source, size_t n, const elsa_u64 *thresholds,
                                 elsa_i64 *ties, size_t levels, uint8_t *counters)
 {
-    enum { BLOCK = 256, BUCKETS = 1 << 14 };
+    enum { BLOCK = 256 };
     const WORD *src = source;
     const WORD never = SIGN; /* above every magnitude */
     WORD limit[ELSA_MAX_LEVELS + 2] = {0}, equal[ELSA_MAX_LEVELS + 1]; /* from 1, as levels are */
@@ -476,27 +484,24 @@ TARGET static void NAME(assign)(const void *source, size_t n, const elsa_u64 *th
     }
     number[levels] = 0;
 
-    /* Bucket 0 is below the lowest threshold; the others are equal steps up to the highest.
-     * more[b]: how many thresholds are in higher buckets, so that only those in the same bucket,
-     * mostly none, are left to compare. Buckets first, in a loop that can be vectorised: as
-     * branches these comparisons would be mispredicted for every other weight. */
+    /* more[b]: how many thresholds are in higher buckets than b, so that only those in the same
+     * bucket, mostly none, are left to compare, however many levels there are. */
     uint8_t more[BUCKETS] = {0};
     const WORD lowest = limit[levels];
     unsigned shift = 0;
     while ((WORD)(limit[1] - lowest) >> shift >= BUCKETS - 2)
         shift++;
-#define STEP(key) ((key) < lowest ? (WORD)0 : (WORD)(((WORD)((key)-lowest) >> shift) + 1))
-#define BUCKET(key) (STEP(key) < BUCKETS - 1 ? STEP(key) : (WORD)(BUCKETS - 1))
-    for (size_t t = levels; t > 0; t--)
-        for (size_t b = t == levels ? 0 : BUCKET(limit[t + 1]); b < BUCKET(limit[t]); b++)
+    for (size_t t = levels, b = 0; t > 0; t--)
+        for (; b < NAME(bucket)(limit[t], lowest, shift); b++)
             more[b] = (uint8_t)t;
 
     for (size_t begin = 0; begin < n; begin += BLOCK) {
         const size_t size = smaller(n - begin, BLOCK);
         WORD key[BLOCK], bucket[BLOCK];
+        /* A loop of its own, which is vectorised: its branches would often be mispredicted. */
         for (size_t i = 0; i < size; i++) {
             key[i] = src[begin + i] & ABSOLUTE;
-            bucket[i] = BUCKET(key[i]);
+            bucket[i] = NAME(bucket)(key[i], lowest, shift);
         }
         for (size_t i = 0; i < size; i++) {
             size_t above = more[bucket[i]]; /* thresholds that are at least the key */
@@ -516,8 +521,6 @@ TARGET static void NAME(assign)(const void *source, size_t n, const elsa_u64 *th
                 ties[t - 1]--;
         }
     }
-#undef STEP
-#undef BUCKET
 }
 
 static const elsa_kernels NAME(kernels) = {
