@@ -1,6 +1,7 @@
-"""elsa-inspect: what a file holds, from its header alone."""
+"""elsa-inspect: what a file holds, in the terminal, as JSON or as a page."""
 
 import json
+import os
 import sys
 from typing import Any
 
@@ -8,8 +9,9 @@ import click
 
 from elsa_format import File
 from elsa_format import open as open_elsa
-from elsa_format._cli._terminal import SETTINGS, reports_errors, show_size, table
+from elsa_format._cli._terminal import SETTINGS, progress, reports_errors, show_size, table
 from elsa_format._layouts import LAYOUTS
+from elsa_format._report import write_report
 
 MOST_COLUMNS = 8
 """Levels that still fit a terminal."""
@@ -19,19 +21,54 @@ MOST_COLUMNS = 8
 @click.argument("source", metavar="SRC", type=click.Path(dir_okay=False, allow_dash=True))
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 @click.option("--layers/--no-layers", default=True, help="Show the table of nested tensors.")
+@click.option(
+    "--html",
+    "target",
+    metavar="OUT",
+    type=click.Path(dir_okay=False, allow_dash=True),
+    help="Write a page with tables and charts, which needs no network; - for stdout.",
+)
+@click.option("--full", is_flag=True, help="With --html: read the data too, for pictures of masks.")
+@click.option("-f", "--force", is_flag=True, help="With --html: replace OUT if it exists.")
 @reports_errors
-def command(source: str, as_json: bool, layers: bool) -> None:
+def command(
+    source: str, as_json: bool, layers: bool, target: str | None, full: bool, force: bool
+) -> None:
     """Show the levels and layers of an ELSA file; reads the header only, whatever the file's size.
 
     \b
     elsa-inspect net.safetensors
     elsa-inspect net.safetensors --json | jq .levels
+    elsa-inspect net.safetensors --html report.html
+    elsa-inspect net.safetensors --html report.html --full
     """
+    if target is not None:
+        if as_json:
+            raise click.UsageError("Give --json or --html, not both.")
+        _write_page(source, target, full=full, force=force)
+        return
+    if full or force:
+        raise click.UsageError("--full and --force go with --html.")
     with open_elsa(sys.stdin.buffer if source == "-" else source) as file:
         if as_json:
             click.echo(json.dumps(describe(file), indent=2))
         else:
             click.echo(show(file, layers=layers))
+
+
+def _write_page(source: str, target: str, *, full: bool, force: bool) -> None:
+    if os.path.exists(source) and os.path.exists(target) and os.path.samefile(source, target):
+        raise click.UsageError("The page would replace the file it describes.")
+    with progress("reading") as shown:
+        size = write_report(
+            sys.stdin.buffer if source == "-" else source,
+            sys.stdout.buffer if target == "-" else target,
+            full=full,
+            force=force,
+            progress=shown,
+        )
+    if target != "-":
+        click.echo(f"{target}: report, {show_size(size)}", err=True)
 
 
 def describe(file: File) -> dict[str, Any]:

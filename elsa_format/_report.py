@@ -1,0 +1,155 @@
+"""A file as one self-contained HTML page: levels, charts, layers, and on request the weights."""
+
+import base64
+import hashlib
+import html
+import json
+import os
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any
+
+from elsa_format._blocks import (
+    BlockReader,
+    Progress,
+    Source,
+    check_size,
+    ignore,
+    open_source,
+    read_profile,
+)
+from elsa_format._header import Header
+from elsa_format._layouts import LAYOUTS
+from elsa_format._output import Target, open_output
+from elsa_format._plan import level_size, plain_names
+from elsa_format._profile import KEY, Profile
+from elsa_format._report_pictures import survey
+
+MOST_METADATA = 1000
+"""Characters of a metadata entry that the page shows; some hold whole tokenizers."""
+
+
+def write_report(
+    source: Source,
+    target: Target,
+    *,
+    full: bool = False,
+    force: bool = False,
+    progress: Progress = ignore,
+) -> int:
+    """Write the report of an ELSA file and return its size in bytes.
+
+    The header suffices; `full` reads the data too, once and in bounded memory, for pictures of the
+    nested masks and the distribution of magnitudes.
+
+    >>> write_report("net.safetensors", "report.html")  # doctest: +SKIP
+    48213
+    """
+    with open_output(target, force=force, in_order=True) as output:
+        with open_source(source) as opened:
+            header, profile = read_profile(opened)
+            check_size(header, opened.size, opened.name)
+            document = describe(header, profile, opened.name)
+            if full:
+                reader = BlockReader(opened, header, profile, progress=progress)
+                document["full"] = survey(reader, header, profile)
+        page = render(document)
+        output.write_at(0, page)
+        output.commit()
+    return len(page)
+
+
+def describe(header: Header, profile: Profile, path: str) -> dict[str, Any]:
+    """What the page shows of a header."""
+    tensors = {name: header.tensors[name] for name in plain_names(header)}
+    varying = set(profile.per_level)
+    totals = [sum(counts) for counts in zip(*profile.nested.values(), strict=True)]
+    return {
+        "file": {
+            "name": _printable(os.path.basename(path)),
+            "size": header.data_start + header.data_size,
+            "version": profile.version,
+            "bits": profile.bits,
+            "shard": profile.shard,
+            "parameters": sum(info.elements for info in tensors.values()),
+            "tensors": len(tensors),
+            "weights": sum(tensors[name].elements for name in profile.nested),
+        },
+        "levels": [
+            {
+                "name": level.name,
+                "target": level.target,
+                "pattern": level.pattern,
+                # Of this file: in a shard, the profile's own number counts the whole network.
+                "kept": totals[t - 1] if totals else 0,
+                "digest": level.digest,
+                "metrics": dict(level.metrics),
+                "sizes": [level_size(header, profile, t, layout) for layout in LAYOUTS],
+            }
+            for t, level in enumerate(profile.levels, 1)
+        ],
+        "dense": {
+            "metrics": dict(profile.dense_metrics),
+            "size": level_size(header, profile, None, "dense"),
+        },
+        "layers": [
+            {
+                "name": name,
+                "dtype": info.dtype.name,
+                "shape": info.shape,
+                "weights": info.elements,
+                "kept": profile.nested[name],
+            }
+            for name, info in tensors.items()
+            if name in profile.nested
+        ],
+        "others": [
+            [name, "per-level" if name in varying else "shared", info.dtype.name, info.shape]
+            for name, info in tensors.items()
+            if name not in profile.nested
+        ],
+        "metadata": [
+            [key, text[:MOST_METADATA], len(text)]
+            for key, text in sorted(header.metadata.items())
+            if key != KEY
+        ],
+        "full": None,
+    }
+
+
+def render(document: Mapping[str, Any]) -> bytes:
+    """The page for a description; nothing in it can run but the page's own script."""
+    folder = resources.files("elsa_format") / "_report_page"
+    style, script, page = (
+        (folder / name).read_text("utf-8") for name in ("report.css", "report.js", "report.html")
+    )
+    parts = {
+        "POLICY": f"default-src 'none'; style-src {_source(style)}; script-src {_source(script)}; "
+        "img-src data:; base-uri 'none'; form-action 'none'",
+        "TITLE": html.escape(document["file"]["name"]),
+        "STYLE": style,
+        "DATA": _embeddable(document),
+        "SCRIPT": script,
+    }
+    # Cut once, so that a name that looks like a placeholder stays a name.
+    pieces = page.split("%%")
+    pieces[1::2] = [parts[name] for name in pieces[1::2]]
+    return "".join(pieces).encode("utf-8")
+
+
+def _source(text: str) -> str:
+    """An inline style or script as a content security policy names it."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _embeddable(document: Mapping[str, Any]) -> str:
+    """JSON that is safe inside a script element: no tag, comment or entity can begin in it."""
+    text = json.dumps(document, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def _printable(path: str) -> str:
+    """A file name with bytes that are not UTF-8 replaced."""
+    return path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
