@@ -154,7 +154,12 @@ def _select(
 
     threshold = largest(lambda x: count(lambda j: chosen[j] >= x[group[j]]) >= budgets)
     spare = budgets - count(lambda j: chosen[j] > threshold[group[j]])
-    limit = largest(lambda x: count(lambda j: tied(j, x)) <= spare)
+    ties = count(lambda j: chosen[j] == threshold[group[j]])
+    limit = lax.cond(
+        jnp.all(ties == spare),
+        lambda: jnp.full_like(budgets, FROZEN),
+        lambda: largest(lambda x: count(lambda j: tied(j, x)) <= spare),
+    )
     kept = iter([(chosen[j] > threshold[group[j]]) | tied(j, limit) for j in range(len(chosen))])
     return jax.tree.unflatten(
         tree,
