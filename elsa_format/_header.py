@@ -105,6 +105,8 @@ def parse(raw: bytes, where: str) -> Header:
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise InvalidHeader(f"{where}: __metadata__ is not an object of strings")
     entries = [_entry(name, entry, where) for name, entry in document.items()]
+    for info, _, _ in entries:
+        _check_size(info, where)
     entries.sort(key=lambda entry: entry[1:])
     position = 0
     for info, start, stop in entries:
@@ -131,13 +133,18 @@ def _entry(name: str, entry: Any, where: str) -> tuple[TensorInfo, int, int]:
     dtype = DTYPES.get(entry["dtype"])
     if dtype is None:
         raise UnknownDtype(f"{where}: unknown dtype {entry['dtype']!r}")
+    return TensorInfo(name, dtype, tuple(shape), offsets[0]), offsets[0], offsets[1]
+
+
+def _check_size(info: TensorInfo, where: str) -> None:
+    where = f"{where}: tensor {info.name!r}"
     # A zero dimension must not hide an overflow from parsers that multiply left to right.
-    if math.prod(n for n in shape if n) * dtype.size > MAX_OFFSET:
-        raise InvalidOffsets(f"{where}: shape {shape} overflows")
-    info = TensorInfo(name, dtype, tuple(shape), offsets[0])
-    if info.elements * dtype.size % 8:
-        raise InvalidOffsets(f"{where}: {info.elements} elements of {dtype.name} end inside a byte")
-    return info, offsets[0], offsets[1]
+    if math.prod(n for n in info.shape if n) * info.dtype.size > MAX_OFFSET:
+        raise InvalidOffsets(f"{where}: shape {list(info.shape)} overflows")
+    if info.elements * info.dtype.size % 8:
+        raise InvalidOffsets(
+            f"{where}: {info.elements} elements of {info.dtype.name} end inside a byte"
+        )
 
 
 def lay_out(tensors: Iterable[TensorInfo], first: Iterable[str] = ()) -> dict[str, TensorInfo]:

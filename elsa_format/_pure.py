@@ -91,7 +91,7 @@ def csr(
     _check_range("cols", cols, 0, int(largest))
     _check_range("start", start, 0, _MAX_SIZE)
     _check_range("kept", kept, 0, int(largest))
-    if start + src.size > (indptr.size - 1) * cols:
+    if indptr.size < 1 or start + src.size > (indptr.size - 1) * cols:
         raise ValueError(f"src: elements {start}..{start + src.size} are not all in the matrix")
     for array, others in ((indptr, (indices, values, src)), (indices, (values, src))):
         _check_disjoint(array, *others)

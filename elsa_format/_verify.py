@@ -1,5 +1,6 @@
 """Check everything the specification asks of a file (spec §8.4)."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,13 @@ from elsa_format import _kernels
 from elsa_format._blocks import BlockReader, Progress, Source, ignore, open_source, read_profile
 from elsa_format._codec import refuse_unpackable
 from elsa_format._digest import LevelDigests
-from elsa_format._errors import CounterOutOfRange, CountMismatch, DigestMismatch
+from elsa_format._errors import (
+    CounterOutOfRange,
+    CountMismatch,
+    DigestMismatch,
+    FormatError,
+    NonFinite,
+)
 from elsa_format._header import TensorInfo
 from elsa_format._profile import Profile, variant_name
 
@@ -43,6 +50,8 @@ def verify(source: Source, *, progress: Progress = ignore) -> Report:
         for info in header.tensors.values():
             checker.check(info, reader)
         reader.finish()
+        if checker.problem is not None:
+            raise checker.problem
         compared = 0
         if profile.shard is None:
             for level, found in zip(profile.levels, digests.result(), strict=True):
@@ -70,26 +79,41 @@ class _Checker:
         numbers = range(1, len(profile.levels) + 1)
         self.all_levels = list(numbers)
         self.variants = {variant_name(n, t): (n, t) for n in profile.per_level for t in numbers}
+        self.varying = frozenset(profile.per_level)
+        self.problem: FormatError | None = None
 
     def check(self, info: TensorInfo, reader: BlockReader) -> None:
+        blocks = reader.blocks(info)
         if info.name in self.profile.nested:
-            counts = np.zeros(1 << self.profile.bits, np.int64)
-            position = 0
-            for block in reader.blocks(info):
-                words = block.view(info.dtype.words)
-                self._check_words(info, words, counts, position)
-                self.digests.update_nested(info.name, words)
-                position += words.size
-            self._check_counts(info, counts)
-            self.digests.end_nested(info)
+            try:
+                self._check_nested(info, blocks)
+            except (CounterOutOfRange, NonFinite, CountMismatch) as error:
+                # Spec §11.2: a wrong checksum in what follows comes first, and a wrong weight
+                # before a wrong count.
+                first, now = (isinstance(e, CountMismatch) for e in (self.problem, error))
+                if self.problem is None or (first and not now):
+                    self.problem = error
+                for _ in blocks:
+                    pass
             return
-        for block in reader.blocks(info):
+        for block in blocks:
             self.digests.update_plain(info.name, block)
         if info.name in self.variants:
             plain, level = self.variants[info.name]
             self.digests.end_plain(info, plain, [level])
-        elif info.name not in self.profile.per_level:
+        elif info.name not in self.varying:
             self.digests.end_plain(info, info.name, self.all_levels)
+
+    def _check_nested(self, info: TensorInfo, blocks: Iterator[NDArray[np.uint8]]) -> None:
+        counts = np.zeros(1 << self.profile.bits, np.int64)
+        position = 0
+        for block in blocks:
+            words = block.view(info.dtype.words)
+            self._check_words(info, words, counts, position)
+            self.digests.update_nested(info.name, words)
+            position += words.size
+        self._check_counts(info, counts)
+        self.digests.end_nested(info)
 
     def _check_words(
         self, info: TensorInfo, words: NDArray[Any], counts: NDArray[np.int64], position: int

@@ -7,6 +7,23 @@ from pathlib import Path
 
 import atheris
 
+import elsa_format
+
+
+def _import_from_source() -> None:
+    """Forget elsa_format, all but its C module, so that it is imported from the source files.
+
+    An editable installation has an importer of its own, which atheris cannot instrument.
+    """
+    package = elsa_format.__name__
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        if not name.endswith("._native"):
+            del sys.modules[name]
+    sys.meta_path[:] = [f for f in sys.meta_path if "editable" not in type(f).__module__]
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+
+_import_from_source()
 with atheris.instrument_imports(include=["elsa_format"]):
     from fuzz.mutate import mutate
     from fuzz.seeds import HERE, seeds

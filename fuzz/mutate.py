@@ -223,9 +223,8 @@ def _other(value: Any, rng: random.Random, nodes: Sequence[list[Any]]) -> Any:
     if kind == 5:
         return [value] if rng.random() < 0.5 else Pairs([("a", value)])
     if kind == 6:
-        return Literal(
-            "[" * rng.choice((2, 33, 3000)) if rng.random() < 0.5 else "[" * 30 + "]" * 30
-        )
+        depth = rng.choice((2, 30, 33, 3000))
+        return Literal("[" * depth + "]" * rng.choice((depth, depth, 0)))
     return rng.choice(NUMBERS)
 
 
