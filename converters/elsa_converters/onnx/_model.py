@@ -63,7 +63,8 @@ def read_model(path: str | os.PathLike[str], also: Container[str] = ()) -> Model
     for graph in all_graphs(proto.graph):
         expand_sparse(graph, str(path))
     hoist(proto)
-    _drop_unused(proto)
+    if not template:  # whose tensors are all in the ELSA file
+        _drop_unused(proto)
     _check(proto, path)
     weights = {}
     excluded = _deciding_shapes(proto)
