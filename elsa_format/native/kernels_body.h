@@ -193,6 +193,33 @@ TARGET static inline void NAME(open_gaps)(unsigned byte, const WORD *values, WOR
 #endif
 }
 
+/* Eight columns, from a base and the places of the kept words (gcc does not vectorise the loops). */
+TARGET static inline void NAME(columns_32)(elsa_i32 *indices, int32_t base, const uint8_t *places)
+{
+#if AVX2
+    __m256i offsets = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i_u *)places));
+    _mm256_storeu_si256((__m256i_u *)indices, _mm256_add_epi32(offsets, _mm256_set1_epi32(base)));
+#else
+    for (unsigned j = 0; j < 8; j++)
+        indices[j] = base + places[j];
+#endif
+}
+
+TARGET static inline void NAME(columns_64)(elsa_i64 *indices, int64_t base, const uint8_t *places)
+{
+#if AVX2
+    __m128i offsets = _mm_loadl_epi64((const __m128i_u *)places);
+    __m256i low = _mm256_cvtepu8_epi64(offsets);
+    __m256i high = _mm256_cvtepu8_epi64(_mm_srli_si128(offsets, 4));
+    __m256i first = _mm256_set1_epi64x(base);
+    _mm256_storeu_si256((__m256i_u *)indices, _mm256_add_epi64(low, first));
+    _mm256_storeu_si256((__m256i_u *)(indices + 4), _mm256_add_epi64(high, first));
+#else
+    for (unsigned j = 0; j < 8; j++)
+        indices[j] = base + places[j];
+#endif
+}
+
 /* In the next three, as many groups of 8 words as can't run out of room, whatever they keep, go
  * without checks; what is left over goes one by one. */
 
@@ -255,13 +282,10 @@ TARGET static size_t NAME(csr)(const void *restrict source, size_t n, unsigned b
         }
         for (; groups > 0; groups--, i += 8, col += 8) {
             unsigned byte = NAME(close_gaps)(src + i, values + used, low, top);
-            const uint8_t *places = set_places[byte];
             if (index_size == 4)
-                for (unsigned j = 0; j < 8; j++)
-                    narrow[used + j] = (int32_t)col + places[j];
+                NAME(columns_32)(narrow + used, (int32_t)col, set_places[byte]);
             else
-                for (unsigned j = 0; j < 8; j++)
-                    wide[used + j] = (int64_t)col + places[j];
+                NAME(columns_64)(wide + used, (int64_t)col, set_places[byte]);
             used += bits_set(byte);
         }
         if (col == cols) {
@@ -474,7 +498,8 @@ TARGET static void NAME(assign)(const void *source, size_t n, const elsa_u64 *th
     enum { BLOCK = 256 };
     const WORD *src = source;
     const WORD never = SIGN; /* above every magnitude */
-    WORD limit[ELSA_MAX_LEVELS + 2] = {0}, equal[ELSA_MAX_LEVELS + 1]; /* from 1, as levels are */
+    /* From 1, as levels are, with an end that nothing is below. */
+    WORD limit[ELSA_MAX_LEVELS + 2] = {0}, equal[ELSA_MAX_LEVELS + 1];
     uint8_t number[ELSA_MAX_LEVELS + 1];
     limit[0] = equal[0] = never;
     for (size_t t = 1; t <= levels; t++) {
@@ -487,13 +512,14 @@ TARGET static void NAME(assign)(const void *source, size_t n, const elsa_u64 *th
     /* more[b]: how many thresholds are in higher buckets than b, so that only those in the same
      * bucket, mostly none, are left to compare, however many levels there are. */
     uint8_t more[BUCKETS] = {0};
-    const WORD lowest = limit[levels];
+    const WORD lowest = limit[levels] == 0 ? 1 : limit[levels];
     unsigned shift = 0;
-    while ((WORD)(limit[1] - lowest) >> shift >= BUCKETS - 2)
+    while (limit[1] >> shift >= (lowest >> shift) + (BUCKETS - 2))
         shift++;
     for (size_t t = levels, b = 0; t > 0; t--)
         for (; b < NAME(bucket)(limit[t], lowest, shift); b++)
             more[b] = (uint8_t)t;
+    more[0] = (uint8_t)levels; /* holds zero, whatever the lowest threshold */
 
     for (size_t begin = 0; begin < n; begin += BLOCK) {
         const size_t size = smaller(n - begin, BLOCK);
@@ -505,7 +531,7 @@ TARGET static void NAME(assign)(const void *source, size_t n, const elsa_u64 *th
         }
         for (size_t i = 0; i < size; i++) {
             size_t above = more[bucket[i]]; /* thresholds that are at least the key */
-            while ((above < levels) & (limit[above + 1] >= key[i]))
+            while ((WORD)(key[i] - 1) < limit[above + 1]) /* key <= limit, but never for zero */
                 above++;
             counters[begin + i] = number[above];
             if (equal[above] != key[i])
