@@ -188,7 +188,7 @@ def _check(info: TensorInfo, counts: NDArray[np.int64], profile: Profile, where:
 
 def _used(counted: NDArray[np.int64]) -> tuple[int, int]:
     """The range of bins that hold anything."""
-    filled = counted.any(0).nonzero()[0]
+    filled = np.flatnonzero(counted.any(0))
     return (int(filled[0]), int(filled[-1]) + 1) if filled.size else (0, 1)
 
 

@@ -167,8 +167,8 @@
     const head = ["Level", "Name", "Sparsity", "Kept", ...LAYOUTS.map((name) => `As ${name}`)];
     const asked = (level) => {
       if (level.pattern) return make("span", { class: "sub" }, `asked for ${level.pattern}`);
-      const plain = (text) => text.replace(/\s/g, "");
-      if (level.target === null || plain(level.name) === plain(axisPercent(level.target))) return null;
+      const named = /^\s*([\d.]+)\s*%\s*$/.exec(level.name); // most names are the target, rounded
+      if (level.target === null || (named && Math.abs(Number(named[1]) - 100 * level.target) < 0.006)) return null;
       return make("span", { class: "sub" }, `asked for ${axisPercent(level.target)}`);
     };
     const row = (label, t, name, asks, kept, sizes, values, digest) =>
@@ -208,19 +208,20 @@
 
   // Charts are drawn for the width they have, so that text keeps its size on a phone.
   const charts = new Map();
+  const resized = new ResizeObserver((entries) => {
+    const changed = entries.filter(({ target }) => charts.get(target.id).width !== Math.floor(target.clientWidth));
+    if (changed.length) requestAnimationFrame(() => { hideTip(); changed.forEach(({ target }) => drawChart(target.id)); });
+  });
   function chart(id, draw) {
-    charts.set(id, draw);
+    charts.set(id, { draw, width: 0 });
     drawChart(id);
+    resized.observe($(id));
   }
   function drawChart(id) {
     const box = $(id);
-    const width = Math.floor(box.clientWidth);
-    if (width > 0) charts.get(id)(box, width);
-  }
-  let waiting = 0;
-  function redrawSoon() {
-    cancelAnimationFrame(waiting);
-    waiting = requestAnimationFrame(() => { hideTip(); charts.forEach((_, id) => drawChart(id)); });
+    const entry = charts.get(id);
+    entry.width = Math.floor(box.clientWidth);
+    if (entry.width > 0) entry.draw(box, entry.width);
   }
 
   // One horizontal position per item: the pointer or the arrow keys choose the nearest.
@@ -343,7 +344,7 @@
     series.forEach((line) => {
       const points = line.values.map((value, i) => (value === null ? null : [x(sparsities[i]), y(value)])).filter(Boolean);
       if (points.length > 1) root.append(svg("path", { class: `line s${line.style}`, d: `M${points.map((p) => p.map((c) => c.toFixed(1)).join(" ")).join("L")}` }));
-      for (const [px, py] of points) {
+      for (const [px, py] of T > 60 ? [] : points) {
         const mark = MARKS[line.style - 1](0, 0);
         mark.setAttribute("class", `mark f${line.style}`);
         mark.setAttribute("transform", `translate(${px.toFixed(1)} ${py.toFixed(1)}) scale(${small})`);
@@ -429,9 +430,9 @@
     const gap = withDense ? Math.min(24, inner * 0.05) : 0;
     const slot = (inner - gap) / bars;
     const thin = Math.max(slot - Math.max(Math.min(slot * 0.22, 16), slot > 4 ? 1 : 0), 1);
-    const bar = Math.min(thin, 72);
     const items = amounts.map((amount, i) => {
       const t = i < T ? i + 1 : 0;
+      const bar = Math.min(t ? thin : Math.max(thin, 6), 72);
       const x = margin.left + slot * (i + 0.5) + (t ? 0 : gap);
       const top = y(amount);
       const rect = svg("rect", { x: x - bar / 2, y: top, width: bar, height: Math.max(height - margin.bottom - top, 0), fill: stepColour(t), rx: bar > 8 ? 2 : 0 });
@@ -582,7 +583,7 @@
     if (rows[i]) return rows[i];
     const layer = layers[i];
     const pick = make("button", { type: "button", class: "pick", tabindex: -1, "aria-pressed": "false" }, isolated(layer.name, 300));
-    const sub = make("span", { class: "sub" }, `${shape(layer.shape)} · ${layer.dtype}`, make("span", { class: "weights-too" }, ` · ${compact(layer.weights)}`));
+    const sub = make("span", { class: "sub" }, shape(layer.shape), make("span", { class: "weights-too" }, ` · ${compact(layer.weights)}`));
     const row = make("tr", {}, make("th", { scope: "row" }, pick, sub), make("td", { class: "shape" }, `${shape(layer.shape)}`, make("span", { class: "dtype" }, ` ${layer.dtype}`)), make("td", { class: "num weights" }, count(layer.weights)));
     row.dataset.layer = i;
     if (cells) for (let t = 1; t <= T; t += 1) row.append(make("td", { class: "heat" }, `${whole(fraction(layer, t))} %`));
@@ -633,7 +634,7 @@
     const foot = make("tr", {}, make("th", { scope: "row" }, "All layers"), make("td", { class: "shape" }), make("td", { class: "num weights" }, count(file.weights)));
     if (cells) {
       for (let t = 1; t <= T; t += 1) {
-        head.append(sortButton(String(t), `Level ${t}`, { class: "level" }, make("span", { class: "sub" }, isolated(levels[t - 1].name, 24))));
+        head.append(sortButton(String(t), make("span", {}, make("span", { class: "word" }, "Level "), String(t)), { class: "level" }, make("span", { class: "sub" }, isolated(levels[t - 1].name, 24))));
         foot.append(make("td", { class: "group" }, `${whole(total(t))} %`));
       }
     } else {
@@ -641,6 +642,7 @@
       const step = [5, 10, 20, 25, 50, 100].find((s) => T / s <= 6);
       for (const t of [1, ...Array.from({ length: Math.floor(T / step) }, (_, k) => (k + 1) * step)]) {
         const label = make("span", {}, String(t));
+        if (t > 1 && t + step <= T) label.className = "inner";
         label.style.left = `${((t - 0.5) / T) * 100}%`;
         ruler.append(label);
       }
@@ -656,7 +658,7 @@
     const bar = table.querySelector(".ruler i");
     bar.style.left = `${((state.level - 1) / T) * 100}%`;
     bar.style.width = `${100 / T}%`;
-    table.querySelector('[data-key="level"] .sort').textContent = `Kept at level ${state.level}`;
+    table.querySelector('[data-key="level"] .sort').replaceChildren(make("span", {}, "Kept ", make("span", { class: "word" }, "at level "), String(state.level)));
     table.querySelector("tfoot .at-level").textContent = percent(share(levels[state.level - 1].kept, file.weights));
     table.querySelector("tfoot .strip").style.background = stripColour((t) => share(levels[t - 1].kept, file.weights));
     $("level").value = String(state.level);
@@ -692,7 +694,10 @@
     const sign = state.falling ? -1 : 1;
     visible = layers.map((_, i) => i).filter((i) => layers[i].name.toLowerCase().includes(wanted)).sort((a, b) => sign * by(a, b) || a - b);
     const drawn = visible.slice(0, state.limit);
-    $("layer-table").tBodies[0].replaceChildren(...drawn.map(layerRow));
+    const body = $("layer-table").tBodies[0];
+    const focused = body.contains(document.activeElement) ? document.activeElement : null;
+    body.replaceChildren(...drawn.map(layerRow));
+    if (focused && body.contains(focused)) focused.focus(); // moving an element takes the focus off it
     $("shown").textContent = visible.length === layers.length ? `${count(layers.length)} layers` : `${count(visible.length)} of ${count(layers.length)} layers`;
     const rest = visible.length - drawn.length;
     $("more-layers").hidden = rest === 0;
@@ -990,6 +995,5 @@
     for (const id of ["layers", "layer", "freeze-steps"]) $(id).hidden = true;
   }
   drawMore();
-  addEventListener("resize", redrawSoon);
   document.documentElement.dataset.ready = "true";
 })();

@@ -24,6 +24,7 @@ FLAGS = (
     "--disable-sync",
     "--force-device-scale-factor=1",
     "--hide-scrollbars",
+    "--window-size=1280,900",
 )
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
 KEYS = {
@@ -59,7 +60,10 @@ class Browser:
         )
         try:
             self._base = f"http://127.0.0.1:{self._port()}"
-            options = {"binary": programs[0], "args": [*FLAGS, f"--user-data-dir={self._profile.name}"]}
+            options = {
+                "binary": programs[0],
+                "args": [*FLAGS, f"--user-data-dir={self._profile.name}"],
+            }
             capabilities = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
             answer = self._call("POST", "/session", {"capabilities": {"alwaysMatch": capabilities}})
             self._base += f"/session/{answer['sessionId']}"
@@ -150,8 +154,12 @@ class Browser:
 
     def prefer(self, theme: str) -> None:
         """Set what the system prefers: light or dark."""
-        feature = {"name": "prefers-color-scheme", "value": theme}
-        self.devtools("Emulation.setEmulatedMedia", features=[feature])
+        features = [
+            {"name": "prefers-color-scheme", "value": theme},
+            # The driver clicks where an element is, not where smooth scrolling will bring it.
+            {"name": "prefers-reduced-motion", "value": "reduce"},
+        ]
+        self.devtools("Emulation.setEmulatedMedia", features=features)
 
     def screenshot(self, path: Path, *, whole: bool = True) -> None:
         """Save the page as a picture, also what is below the window's edge."""
