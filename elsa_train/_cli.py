@@ -82,14 +82,16 @@ def _recipe_command(name: str) -> click.Command:
         if key == "summary":
             continue
         flag = key.replace("_", "-")
-        kind = type(field.default)
+        kind, value = type(field.default), getattr(recipe, key)
+        # Not a default of the option: a scope given beside it may bring its own.
+        text = f"{field.metadata['help']}  [{str(value).lower() if kind is bool else value}]"
         if kind is bool:
             options.append(
                 click.Option(
                     [f"--{flag}/--no-{flag}", key],
                     default=None,
-                    help=field.metadata["help"],
-                    show_default=str(getattr(recipe, key)).lower(),
+                    help=text,
+                    show_default=False,
                 )
             )
         else:
@@ -98,8 +100,8 @@ def _recipe_command(name: str) -> click.Command:
                 click.Option(
                     [f"--{flag}", key],
                     type=choice,
-                    help=field.metadata["help"],
-                    show_default=str(getattr(recipe, key)),
+                    help=text,
+                    show_default=False,
                 )
             )
     return click.Command(

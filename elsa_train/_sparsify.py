@@ -150,7 +150,7 @@ def _select(
         return jnp.asarray(lax.fori_loop(0, 32, bit, jnp.zeros_like(budgets)))
 
     def tied(j: int, limit: jax.Array) -> jax.Array:
-        return (chosen[j] == threshold[group[j]]) & (order[j] < limit[group[j]])
+        return jnp.logical_and(chosen[j] == threshold[group[j]], order[j] < limit[group[j]])
 
     threshold = largest(lambda x: count(lambda j: chosen[j] >= x[group[j]]) >= budgets)
     spare = budgets - count(lambda j: chosen[j] > threshold[group[j]])

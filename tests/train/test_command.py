@@ -1,0 +1,181 @@
+"""`elsa-train`: recipes, options, tables, plots; light until it works."""
+
+import json
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from test_resume import ARGUMENTS
+
+import elsa_format
+from elsa_train import _report
+from elsa_train._cli import main
+from elsa_train._errors import BadRecipe
+from elsa_train._levels import parse_levels
+from elsa_train._recipe import make_recipe, read_recipe, recipe_names
+from elsa_train._run import load_network
+from elsa_train._sparsify import Scope
+from elsa_train.models import build
+
+CLASSES = {"cifar100": 100, "imagefolder": 1000}
+
+
+@pytest.mark.parametrize("name", recipe_names())
+@pytest.mark.parametrize("scope", ["global", "uniform", "nm"])
+def test_bundled_recipes_can_be_trained(name, scope):
+    if name == "cifar10-stress" and scope == "nm":
+        with pytest.raises(BadRecipe, match="has no scope"):
+            read_recipe(name, {"scope": scope})
+        return
+    recipe = read_recipe(name, {"scope": scope})
+    assert recipe.summary
+    model = build(recipe.model, num_classes=CLASSES.get(recipe.dataset, 10), width=recipe.width)
+    shape = {"digits": (1, 8, 8, 1), "fashion-mnist": (1, 28, 28, 1)}.get(name, (1, 32, 32, 3))
+    params = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros(shape))["params"]
+    levels = parse_levels(recipe.levels)
+    bits = Scope(scope, recipe.prune, recipe.exclude, recipe.axis).check(params, levels)
+    assert bits == (6 if name == "cifar10-stress" else 2)
+
+
+def test_appendix_hyperparameters():
+    cifar10, cifar100, imagenet = map(
+        read_recipe, ("cifar10-speedyresnet", "cifar100-wrn28-10", "imagenet-resnet50")
+    )
+    assert [r.batch_size for r in (cifar10, cifar100, imagenet)] == [512, 256, 1024]
+    assert [r.learning_rate for r in (cifar10, cifar100, imagenet)] == [0.2, 0.1, 0.1]
+    assert [r.epochs for r in (cifar10, cifar100, imagenet)] == [30, 100, 100]
+    assert [r.warmup_epochs for r in (cifar10, cifar100, imagenet)] == [3, 3, 5]
+    assert [r.weight_decay for r in (cifar10, cifar100, imagenet)] == [0.0005, 0.0005, 0.0001]
+    assert [r.dropout for r in (cifar10, cifar100, imagenet)] == [0, 0, 0.3]
+    assert [r.dtype for r in (cifar10, cifar100, imagenet)] == ["float32", "bfloat16", "bfloat16"]
+    for recipe in (cifar10, cifar100, imagenet):
+        assert (recipe.momentum, recipe.nesterov, recipe.label_smoothing) == (0.9, True, 0.1)
+        assert recipe.densify_factor == 0.01
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"momentun": 0.9}, "unknown value 'momentun'"),
+        ({"epochs": "many"}, "expected float"),
+        ({"batch_size": 0}, "more than 0"),
+        ({"optimizer": "lion"}, "one of sgd"),
+        ({"prune_end": 2.0}, "prune_end"),
+        ({"unform": {"levels": "90"}}, "unknown table"),
+    ],
+)
+def test_bad_recipes_are_refused(values, reason):
+    with pytest.raises(BadRecipe, match=reason):
+        make_recipe(values)
+
+
+def test_help_is_light_and_lists_recipes_and_values():
+    code = (
+        "import sys; from elsa_train._cli import main\n"
+        "try: main(['--help'])\n"
+        "finally: assert not {'jax', 'flax', 'sklearn', 'matplotlib'} & set(sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    assert all(name in found.stdout for name in recipe_names())
+    one = CliRunner().invoke(main, ["digits", "--help"])
+    assert "--densify-factor" in one.output
+    assert "[0.01]" in one.output
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["digits", "--levels", "80,90"], "must fall"),
+        (["digits", "--scope", "nm", "--levels", "1:16,1:8", "--width", "8"], "exclude"),
+        (["digits", "--batch-size", "5000"], "exceeds"),
+        (["cifar10-speedyresnet"], "--data-dir"),
+        (["nowhere.toml"], "nowhere.toml"),
+    ],
+)
+def test_what_cannot_be_trained_ends_with_a_reason(words, reason, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = CliRunner().invoke(main, words)
+    assert found.exit_code == 2
+    assert reason in found.output
+    assert "Traceback" not in found.output
+
+
+@pytest.fixture(scope="module")
+def two_seeds(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("two")
+    words = ["digits", "--out", str(folder), *ARGUMENTS, "--seeds", "2", "--reference"]
+    words += ["--equal-epochs", "--levels", "80", "--plot", "svg", "--train-images", "320"]
+    found = CliRunner().invoke(main, words, catch_exceptions=False)
+    assert found.exit_code == 0, found.output
+    return folder, words, found.output
+
+
+def test_a_run_leaves_table_plot_metrics_and_files(two_seeds):
+    folder, _, output = two_seeds
+    table = (folder / "table.md").read_text()
+    assert table in output
+    assert table.startswith(
+        "| level | actual sparsity | ELSA | reference | reference, equal epochs |"
+    )
+    assert table.count("±") == 6
+    assert (folder / "accuracy.svg").read_text().startswith("<?xml")
+    lines = [json.loads(x) for x in (folder / "seed-1" / "metrics.jsonl").read_text().splitlines()]
+    assert {"phase", "step", "loss", "accuracy", "sparsity", "images_per_second"} <= lines[0].keys()
+    assert any("frozen" in line for line in lines)
+    for seed in (0, 1):
+        elsa_format.verify(folder / f"seed-{seed}" / "model.safetensors")
+
+
+def test_a_finished_run_is_not_trained_again(two_seeds):
+    folder, words, _ = two_seeds
+    before = (folder / "seed-0" / "model.safetensors").stat().st_mtime_ns
+    again = CliRunner().invoke(main, words)
+    assert (folder / "table.md").read_text() in again.output
+    assert (folder / "seed-0" / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_recalibrate_replaces_one_levels_statistics_only(two_seeds, train_tiny, tmp_path):
+    run, _, _ = train_tiny("global", "float32")
+    source, out = run.output.model, tmp_path / "out.safetensors"
+    words = ["recalibrate", str(source), "--level", "2", "--data", "digits", "-o", str(out)]
+    found = CliRunner().invoke(main, [*words, "--images", "512"], catch_exceptions=False)
+    assert found.exit_code == 0, found.output
+    elsa_format.verify(out)
+    with elsa_format.open(source) as before, elsa_format.open(out) as after:
+        assert after.levels[0].digest == before.levels[0].digest
+        assert after.levels[1].digest != before.levels[1].digest
+        assert after.levels[2].metrics == before.levels[2].metrics
+        assert not after.levels[1].metrics
+        for level in (1, 2, 3, "dense"):
+            old, new = before.load(level), after.load(level)
+            for name in old:
+                changed = old[name].tobytes() != new[name].tobytes()
+                assert changed == (level == 2 and name in before.per_level), (level, name)
+        for name in before.per_level:
+            if name.endswith("/var"):
+                assert np.all(after.tensor(name, 2) >= 0)
+    accuracy = run.trainer.evaluate(load_network(out, 2, run.trainer))["accuracy"]
+    assert accuracy > 0.5
+
+
+def test_recalibrate_says_which_levels_there_are(train_tiny, tmp_path):
+    run, _, _ = train_tiny("global", "float32")
+    words = ["recalibrate", str(run.output.model), "--level", "7", "--data", "digits"]
+    found = CliRunner().invoke(main, [*words, "-o", str(tmp_path / "x.safetensors")])
+    assert found.exit_code == 2
+    assert "95%, 90%, 80%" in found.output
+
+
+def test_table_shows_mean_and_deviation():
+    rows = [
+        [_report.Row("90%", 0.898, 10, a, r), _report.Row("dense", 0.0, 99, 0.98)]
+        for a, r in ((0.9, 0.8), (0.92, 0.8))
+    ]
+    lines = _report.table(rows).splitlines()
+    assert lines[2] == "| 90% | 89.8000% | 91.00 ± 1.00 | 80.00 ± 0.00 |"
+    assert lines[3] == "| dense |  | 98.00 ± 0.00 |  |"
