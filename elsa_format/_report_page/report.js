@@ -954,7 +954,7 @@
     applyTheme(wish);
   });
   prefersDark.addEventListener("change", () => applyTheme(ownTheme()));
-  addEventListener("beforeprint", () => { document.querySelectorAll("details").forEach((d) => { d.dataset.was = d.open; }); applyTheme("light"); });
+  addEventListener("beforeprint", () => applyTheme("light"));
   addEventListener("afterprint", () => applyTheme(ownTheme()));
 
   // ---------------------------------------------------------------- start
@@ -988,8 +988,10 @@
     let typing = 0;
     $("filter").addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(listLayers, layers.length > 300 ? 120 : 0); });
     $("more-layers").addEventListener("click", () => { state.limit = Infinity; listLayers(); });
-    // The first layer of which there is something to see.
-    choose(Math.max(layers.findIndex((layer, i) => (full ? full.pictures[i] : layer.weights) && layer.shape.length > 1), 0));
+    // Start with the first layer that is worth a picture, else with the largest.
+    const largest = layers.reduce((best, layer, i) => (layer.weights > layers[best].weights ? i : best), 0);
+    const first = layers.findIndex((layer, i) => layer.weights >= 4096 && layer.shape.length > 1 && (!full || full.pictures[i]));
+    choose(first < 0 ? largest : first);
     listLayers();
   } else {
     for (const id of ["layers", "layer", "freeze-steps"]) $(id).hidden = true;

@@ -10,6 +10,9 @@ import pytest
 from browser import Browser
 from conftest import HOSTILE
 
+from elsa_format._blocks import open_source, read_profile
+from elsa_format._report import describe, render
+
 NAMES = "return [...document.querySelectorAll('#layer-table tbody .pick')].map(e => e.textContent)"
 CHOSEN = "return document.querySelector('#layer-title bdi').textContent"
 COLOUR = "return getComputedStyle(document.body).backgroundColor"
@@ -22,8 +25,20 @@ def page(make_page: Callable[..., Path]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def many_levels(make_page: Callable[..., Path]) -> Path:
-    return make_page(500, 50, full=True)
+def many_levels(
+    make_network: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """50 levels, and the layers of a small network repeated until they are 500."""
+    with open_source(make_network(5, 50)) as opened:
+        document = describe(*read_profile(opened), opened.name)
+    document["layers"] = [
+        {**layer, "name": f"{i}.{layer['name']}"}
+        for i in range(100)
+        for layer in document["layers"]
+    ]
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    path.write_bytes(render(document))
+    return path
 
 
 def test_every_part_is_drawn(browser: Browser, page: Path) -> None:
