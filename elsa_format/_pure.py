@@ -46,7 +46,10 @@ def count(src: Words, bits: int, out: NDArray[np.int64]) -> None:
 
 
 def compact(src: Words, bits: int, level: int, bitmask: NDArray[np.uint8], values: Words) -> int:
-    """Write the bitmask of the kept words and their values; return how many were kept."""
+    """Write the bitmask of the kept words and their values; return how many were kept.
+
+    What `values` holds past them is undefined.
+    """
     _check_array("src", src, _WORDS)
     _check_array("bitmask", bitmask, _U8, size=-(-src.size // 8), writable=True)
     _check_array("values", values, (src.dtype,), writable=True)
@@ -81,6 +84,7 @@ def csr(
 
     `src` holds the elements from `start` on of a row-major matrix with `cols` columns, and `kept`
     words were kept before it. `indptr[r + 1]` is set for every row r that ends in this block.
+    What `indices` and `values` hold past the kept words is undefined.
     """
     _check_array("src", src, _WORDS)
     _check_array("indptr", indptr, _INDICES, writable=True)
