@@ -3,8 +3,7 @@
 Built with AddressSanitizer (`make asan`), an access out of bounds ends the process.
 """
 
-import importlib.util
-import os
+import importlib
 from typing import Any
 
 import numpy as np
@@ -17,22 +16,10 @@ NAMES = (
 )
 
 
-def _load() -> Any:
-    path = os.environ.get("ELSA_TEST_NATIVE")
-    if path is None:
-        try:
-            return importlib.import_module("elsa_format._native")
-        except ImportError:
-            return None
-    spec = importlib.util.spec_from_file_location("elsa_format._native", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-NATIVE = _load()
+try:
+    NATIVE: Any = importlib.import_module("elsa_format._native")
+except ImportError:
+    NATIVE = None
 
 
 class Choices:

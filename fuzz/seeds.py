@@ -31,6 +31,12 @@ def seeds(target: str) -> tuple[bytes, ...]:
     return tuple(found)
 
 
+def found_before(target: str) -> tuple[bytes, ...]:
+    """What atheris kept on this machine because it reached new code."""
+    folder = HERE / ".found" / target
+    return tuple(path.read_bytes() for path in sorted(folder.glob("*")))
+
+
 def _vectors(folder: str, name: str = "*") -> list[bytes]:
     paths = sorted((VECTORS / folder).rglob(f"{name}.safetensors"))
     return [path.read_bytes() for path in paths if path.stat().st_size <= MAX_SEED]

@@ -1,17 +1,22 @@
-"""A short run with a fixed seed, without atheris: `python -m fuzz.short [ROUNDS] [SEED]`."""
+"""A run with a fixed seed and without atheris: `python -m fuzz.short [TARGET ...]`.
 
+Sanitizers and atheris exclude each other, so this is also how the C module is run under them; it
+starts from what atheris has found, too.
+"""
+
+import argparse
 import random
 import sys
 from collections import Counter
 
 from fuzz.mutate import mutate
-from fuzz.seeds import seeds
+from fuzz.seeds import found_before, seeds
 from fuzz.targets import TARGETS
 
 
-def inputs(target: str, rounds: int, seed: int) -> list[bytes]:
+def inputs(target: str, rounds: int, seed: int, start: tuple[bytes, ...] = ()) -> list[bytes]:
     """The seeds themselves, then mutations of them, and of those."""
-    start = seeds(target)
+    start += seeds(target)
     rng = random.Random(f"{target} {seed}")
     found = list(start)
     recent = list(start)
@@ -29,19 +34,26 @@ def inputs(target: str, rounds: int, seed: int) -> list[bytes]:
 
 
 def main() -> None:
-    """Run all targets; print what failed, one line for each kind."""
-    rounds, seed = (int(n) for n in (*sys.argv[1:], "1000", "0")[:2])
-    for target, check in TARGETS.items():
+    """Run targets; print what failed, one line for each kind."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("targets", nargs="*", default=list(TARGETS), metavar="TARGET")
+    parser.add_argument("--rounds", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    failed = 0
+    for target in options.targets:
         kinds: Counter[str] = Counter()
-        for data in inputs(target, rounds, seed):
+        for data in inputs(target, options.rounds, options.seed, found_before(target)):
             try:
-                check(data)
+                TARGETS[target](data)
             except Exception as error:
                 kind = f"{type(error).__name__}: {str(error)[:150]}"
                 if not kinds[kind]:
-                    print(target, kind, data[:2000] if len(sys.argv) > 3 else "", flush=True)
+                    print(f"{target}: {kind} on {data[:1000]!r}", flush=True)
                 kinds[kind] += 1
-        print(f"{target}: {rounds} rounds, {sum(kinds.values())} failed", flush=True)
+        failed += kinds.total()
+        print(f"{target}: {options.rounds} mutations, {kinds.total()} failed", flush=True)
+    sys.exit(failed > 0)
 
 
 if __name__ == "__main__":
