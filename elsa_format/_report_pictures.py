@@ -33,7 +33,7 @@ def survey(reader: BlockReader, header: Header, profile: Profile) -> dict[str, A
     side, chosen = choose([header.tensors[name] for name in order], profile)
     levels = len(profile.levels)
     whole = np.zeros((levels + 1, BINS), np.int64)
-    surveyed: dict[int, tuple[_Picture, NDArray[np.int64]]] = {}
+    surveyed: dict[int, tuple[dict[str, Any], NDArray[np.int64]]] = {}
     for info in header.tensors.values():
         if info.name not in profile.nested:
             for _ in reader.blocks(info):
@@ -52,12 +52,12 @@ def survey(reader: BlockReader, header: Header, profile: Profile) -> dict[str, A
         _check(info, counted.sum(1), profile, reader.source.name)
         whole += counted[: levels + 1]
         if picture:
-            surveyed[order.index(info.name)] = picture, counted[: levels + 1]
+            surveyed[order.index(info.name)] = picture.to_json(), counted[: levels + 1].copy()
     reader.finish()
     first, last = _used(whole)
     return {
         "side": side,
-        "pictures": {at: picture.to_json() for at, (picture, _) in surveyed.items()},
+        "pictures": {at: picture for at, (picture, _) in surveyed.items()},
         "magnitudes": {
             "per_octave": PER_OCTAVE,
             "first": SMALLEST * PER_OCTAVE + first,

@@ -34,7 +34,7 @@ def make_network(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path
         layers: int = 6,
         levels: int = 3,
         *,
-        shape: tuple[int, ...] = (3, 3, 8, 16),
+        shape: tuple[int, ...] = (3, 3, 24, 24),
         names: tuple[str, ...] = (),
         metrics: bool = True,
         hostile: bool = False,

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tracemalloc
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -176,6 +177,22 @@ def test_pictures_stay_within_the_budget(
     assert sum(len(p["cells"]) * 3 / 4 for p in document["full"]["pictures"].values()) < size / 2
     sizes = [layer["weights"] for layer in document["layers"]]
     assert min(sizes[i] for i in shown) >= max(sizes[i] for i in range(40) if i not in shown)
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
+    weights = np.full((600, 520), 1.5, np.float32)
+    counters = (np.arange(weights.size) % 3).reshape(weights.shape)
+    layer = elsa.embed_counters(weights, counters, bits=2)
+    path, names = tmp_path / "net.safetensors", [f"layer{i}" for i in range(16)]
+    specs = [elsa.LevelSpec("a"), elsa.LevelSpec("b")]
+    elsa.write(path, dict.fromkeys(names, layer), levels=specs, nested=names, digests=False)
+    tracemalloc.start()
+    try:
+        write_report(path, tmp_path / "report.html", full=True)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 32 << 20
 
 
 @pytest.mark.parametrize("name", ["F32", "BF16", "F16", "F64"])
