@@ -1,6 +1,7 @@
 """Where results go: a file that appears whole or not at all, or a stream."""
 
 import contextlib
+import errno
 import os
 import shutil
 import stat
@@ -33,14 +34,16 @@ class AtomicFile:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
+        self.name = os.fspath(path)
         self.path = Path(path).resolve()  # a symbolic link stays one; its target is replaced
         self.force = force
         self._temporary: Path | None = None
         if self.path.is_dir():
-            raise IsADirectoryError(f"{self.path.name}: the output is a directory")
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.name)
         if not force and self.path.exists():
             raise OutputExists(f"{path}: exists already; --force replaces it")
-        self.fd = self._open()
+        with self._naming_output():
+            self.fd = self._open()
 
     def _open(self) -> int:
         folder = self.path.parent
@@ -56,12 +59,25 @@ class AtomicFile:
     def write_at(self, position: int, data: Any) -> None:
         """Write all of a buffer at a position of the file."""
         view = memoryview(data).cast("B")
-        while view:
-            written = os.pwrite(self.fd, view, position)
-            view, position = view[written:], position + written
+        with self._naming_output():
+            while view:
+                written = os.pwrite(self.fd, view, position)
+                view, position = view[written:], position + written
 
     def commit(self) -> None:
         """Make the bytes durable, then give them their name."""
+        with self._naming_output():
+            self._commit()
+
+    @contextlib.contextmanager
+    def _naming_output(self) -> Iterator[None]:
+        """Let errors name the output, not a temporary file or none."""
+        try:
+            yield
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, self.name) from None
+
+    def _commit(self) -> None:
         os.fsync(self.fd)
         if self._temporary is None:
             self._link()
@@ -84,9 +100,9 @@ class AtomicFile:
         unnamed = f"{_OPEN_FILES}/{self.fd}"
         if self.force:
             # A link cannot replace a file; a rename can, so the file gets a name for an instant.
-            name = self._unused_name()
-            _link(unnamed, name)
-            os.replace(name, self.path)
+            self._temporary = self._unused_name()  # so that discard removes it, if interrupted
+            _link(unnamed, self._temporary)
+            os.replace(self._temporary, self.path)
         else:
             self._claim(unnamed)
 
