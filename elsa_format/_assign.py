@@ -9,11 +9,12 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from elsa_format import _kernels
 from elsa_format._blocks import BLOCK
 from elsa_format._checkpoint import Checkpoint, same_tensor
 from elsa_format._dtypes import DTYPES, Dtype
 from elsa_format._errors import CounterOutOfRange, InfeasibleLevels, NotNested, TensorMismatch
-from elsa_format._header import TensorInfo
+from elsa_format._header import TensorInfo, lay_out
 from elsa_format._select import (
     Cut,
     Pattern,
@@ -82,8 +83,14 @@ def _words(network: Checkpoint, info: TensorInfo, size: int = BLOCK) -> Iterator
 
 
 def one_shot(
-    network: Checkpoint, levels: list[Fraction | Pattern], scope: Scope, axis: int
+    network: Checkpoint,
+    levels: list[Fraction | Pattern],
+    scope: Scope,
+    axis: int,
+    *,
+    any_order: bool = False,
 ) -> Assignment:
+    """Levels by magnitude; with `any_order`, tensors can then be written in any order."""
     patterns = [level for level in levels if isinstance(level, Pattern)]
     fractions = [level for level in levels if isinstance(level, Fraction)]
     if patterns and fractions:
@@ -96,7 +103,7 @@ def one_shot(
             raise InfeasibleLevels(
                 f"sparsity {_percent(dense)} after {_percent(sparse)}: expected falling sparsities"
             )
-    return MagnitudeLevels(network, fractions, scope)
+    return MagnitudeLevels(network, fractions, scope, any_order=any_order)
 
 
 def _percent(sparsity: Fraction) -> str:
@@ -106,15 +113,23 @@ def _percent(sparsity: Fraction) -> str:
 class MagnitudeLevels:
     """Keeps the largest magnitudes, over all tensors or in each."""
 
-    def __init__(self, network: Checkpoint, sparsities: list[Fraction], scope: Scope) -> None:
+    def __init__(
+        self,
+        network: Checkpoint,
+        sparsities: list[Fraction],
+        scope: Scope,
+        *,
+        any_order: bool = False,
+    ) -> None:
         self.network, self.sparsities, self.scope = network, sparsities, scope
         self.specs = [LevelSpec(_percent(s), target=float(s)) for s in sparsities]
+        self._share_ties = any_order and scope == "global"
         self._cuts: dict[str, Cut] = {}
         self._key = DTYPES["F32"]
 
     @property
     def passes(self) -> int:
-        return 2
+        return 3 if self._share_ties else 2
 
     def prepare(self, tensors: list[TensorInfo], tick: Tick) -> None:
         self._key = _common_dtype({info.dtype.name for info in tensors})
@@ -123,20 +138,37 @@ class MagnitudeLevels:
 
             def keys(group: list[TensorInfo] = group) -> Iterator[Words]:
                 for info in group:
-                    for words in _words(self.network, info):
-                        yield self._keys(words, info.dtype)
-                        tick(words.nbytes)
+                    for words in self._all_keys(info):
+                        yield words
+                        tick(words.size * info.dtype.size // 8)
 
             total = sum(info.elements for info in group)
             keep = [kept_count(s, total) for s in self.sparsities]
             cut = find_cut(keys, self._key.size - 1, keep)
-            for info in group:
+            for info in lay_out(group).values():  # the order in which one file would hold them
                 self._cuts[info.name] = cut
+                if self._share_ties:
+                    used = self._count_ties(info, cut, tick)
+                    cut = Cut(cut.thresholds, np.maximum(cut.ties - used, 0))
 
     def blocks(self, info: TensorInfo) -> Iterator[tuple[Words, Counters]]:
-        # Ties are used up in the order in which tensors are written, then by index.
+        # Ties are used up in the order of the tensors in one file, then by index.
         for words in _words(self.network, info):
             yield words, magnitude_counters(self._keys(words, info.dtype), self._cuts[info.name])
+
+    def _count_ties(self, info: TensorInfo, cut: Cut, tick: Tick) -> NDArray[np.int64]:
+        """How many weights of a tensor are as large as each level's threshold."""
+        prefixes = np.unique(cut.thresholds >> np.uint64(1))
+        table = np.zeros((prefixes.size, 2), np.uint64)
+        for words in self._all_keys(info):
+            _kernels.histogram(words, 0, 1, prefixes, table)
+            tick(words.size * info.dtype.size // 8)
+        rows = np.searchsorted(prefixes, cut.thresholds >> np.uint64(1))
+        return table[rows, (cut.thresholds & np.uint64(1)).astype(np.intp)].astype(np.int64)
+
+    def _all_keys(self, info: TensorInfo) -> Iterator[Words]:
+        for words in _words(self.network, info):
+            yield self._keys(words, info.dtype)
 
     def _keys(self, words: Words, dtype: Dtype) -> Words:
         if dtype == self._key:

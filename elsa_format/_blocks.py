@@ -5,7 +5,8 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import IO, Any
+from functools import partial
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -20,11 +21,28 @@ from elsa_format._errors import (
     UnknownDtype,
     UnsupportedFeature,
 )
-from elsa_format._header import Header, Readable, TensorInfo, read_header
+from elsa_format._header import Header, Readable, TensorInfo, check_size, read_header
+from elsa_format._index import is_index
+from elsa_format._jobs import Meter
 from elsa_format._profile import Profile
+from elsa_format._shards import Shard, Shards, open_elsa_shards
+from elsa_format._storage import Source, is_url, open_storage, stream_name
 
-Source = str | os.PathLike[str] | IO[bytes]
-"""A path, or a readable binary stream, which need not seek."""
+__all__ = [
+    "BLOCK",
+    "BlockReader",
+    "Checksum",
+    "OpenSource",
+    "Progress",
+    "Source",
+    "Track",
+    "as_array",
+    "check_size",
+    "ignore",
+    "open_source",
+    "read_profile",
+    "tracks",
+]
 
 Progress = Callable[[int, int], object]
 """Told how many bytes are done, of how many."""
@@ -45,38 +63,36 @@ class OpenSource:
     name: str
     size: int | None
     """Bytes in all, where that is known before reading."""
+    shards: Shards | None = None
+    profile: Profile | None = None
+    """Of all shards, where there are several; `stream` is then at the first byte of data."""
 
 
 @contextlib.contextmanager
 def open_source(source: Source) -> Iterator[OpenSource]:
-    """Open a path (unbuffered: blocks are large) or take a stream as it is."""
+    """Open a path (unbuffered: blocks are large), an index or a URL, or take a stream as it is."""
     if not isinstance(source, str | os.PathLike):
         yield OpenSource(source, stream_name(source), None)
-        return
-    with open(source, "rb", buffering=0) as file:
-        before = os.fstat(file.fileno())
-        regular = os.path.isfile(source)
-        yield OpenSource(file, os.fspath(source), before.st_size if regular else None)
-        after = os.fstat(file.fileno())
-        if regular and (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
-            raise InputChanged(f"{os.fspath(source)}: changed while it was read; run again")
-
-
-def stream_name(stream: IO[bytes]) -> str:
-    """A name for messages."""
-    if stream is getattr(sys.stdin, "buffer", None):
-        return "<stdin>"
-    name = getattr(stream, "name", None)
-    return name if isinstance(name, str) else "<stream>"
-
-
-def check_size(header: Header, size: int | None, where: str) -> None:
-    """Compare a known file size with what the header declares."""
-    expected = header.data_start + header.data_size
-    if size is not None and size < expected:
-        raise Truncated(f"{where}: {size} bytes, expected {expected}")
-    if size is not None and size > expected:
-        raise TrailingData(f"{where}: {size} bytes, expected {expected}")
+    elif is_index(source):
+        shards, profile = open_elsa_shards(source)
+        with contextlib.closing(shards):
+            with contextlib.closing(shards.reader(shards.header.data_start, shards.size)) as data:
+                yield OpenSource(data, shards.name, shards.size, shards, profile)
+            shards.check_unchanged()
+    elif is_url(source):
+        with contextlib.closing(open_storage(source)) as storage:
+            end = sys.maxsize if storage.size is None else storage.size
+            with contextlib.closing(storage.reader(0, end)) as stream:
+                yield OpenSource(stream, storage.name, storage.size)
+    else:
+        with open(source, "rb", buffering=0) as file:
+            before = os.fstat(file.fileno())
+            regular = os.path.isfile(source)
+            yield OpenSource(file, os.fspath(source), before.st_size if regular else None)
+            after = os.fstat(file.fileno())
+            same = (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns)
+            if regular and not same:
+                raise InputChanged(f"{os.fspath(source)}: changed while it was read; run again")
 
 
 class Checksum:
@@ -176,8 +192,53 @@ class BlockReader:
         return len(data)
 
 
+@dataclass(frozen=True)
+class Track:
+    """Tensors that are read one after the other; tracks can be read at the same time."""
+
+    tensors: tuple[TensorInfo, ...]
+    open: Callable[[], contextlib.AbstractContextManager[BlockReader]]
+
+
+def tracks(
+    source: OpenSource, header: Header, profile: Profile | None, meter: Meter
+) -> list[Track]:
+    """A track for each shard, or one for a file."""
+    check_size(header, source.size, source.name)
+
+    def whole() -> BlockReader:
+        return BlockReader(source, header, profile, progress=_steps(meter))
+
+    @contextlib.contextmanager
+    def one(shard: Shard) -> Iterator[BlockReader]:
+        with contextlib.closing(shard.data()) as data:
+            opened = OpenSource(data, shard.storage.name, None)
+            yield BlockReader(opened, shard.header, profile, progress=_steps(meter))
+
+    if source.shards is None:
+        return [Track(tuple(header.tensors.values()), lambda: contextlib.nullcontext(whole()))]
+    return [
+        Track(tuple(shard.header.tensors.values()), partial(one, shard))
+        for shard in source.shards.shards
+    ]
+
+
+def _steps(meter: Meter) -> Progress:
+    """What a reader did since it last told."""
+    before = 0
+
+    def told(done: int, total: int) -> None:
+        nonlocal before
+        before, step = done, done - before
+        meter.tick(step)
+
+    return told
+
+
 def read_profile(source: OpenSource) -> tuple[Header, Profile]:
-    """The header and profile at the front of a source."""
+    """The header and profile of a source."""
+    if source.shards is not None and source.profile is not None:
+        return source.shards.header, source.profile
     header = read_header(source.stream, source.name)
     return header, _profile.parse(header, source.name)
 

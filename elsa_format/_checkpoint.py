@@ -17,24 +17,22 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from elsa_format._blocks import check_size
 from elsa_format._dtypes import of_array
 from elsa_format._errors import (
     AlreadyPacked,
     ElsaError,
     InvalidCheckpoint,
-    InvalidIndex,
     InvalidLayout,
     TensorMismatch,
-    UnsafePath,
 )
-from elsa_format._header import TensorInfo, read_header
-from elsa_format._json import MAX_OFFSET, parse_document
+from elsa_format._header import Header, TensorInfo
+from elsa_format._index import is_index
+from elsa_format._json import MAX_OFFSET
+from elsa_format._level_file import KEY as LEVEL_KEY
 from elsa_format._level_file import parse as parse_level_file
 from elsa_format._profile import KEY, RESERVED
-from elsa_format._storage import FileStorage
-
-INDEX_SUFFIX = ".index.json"
+from elsa_format._shards import open_plain, open_shards
+from elsa_format._storage import Storage, fill, is_url
 
 
 @runtime_checkable
@@ -80,9 +78,9 @@ def open_checkpoint(source: CheckpointLike) -> Checkpoint:
         return ArrayCheckpoint(source)
     if not isinstance(source, str | os.PathLike):
         return source
+    if is_index(source) or is_url(source):
+        return SafetensorsCheckpoint(source)
     path = Path(source)
-    if path.name.endswith(INDEX_SUFFIX):
-        return ShardedCheckpoint(path)
     suffix = path.suffix.lower().lstrip(".")
     if suffix == "npz":
         return NpzCheckpoint(path)
@@ -119,23 +117,26 @@ class _Base:
 
 
 class SafetensorsCheckpoint(_Base):
-    """A plain safetensors file."""
+    """A plain safetensors file, or the shards that an index names."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._storage = FileStorage(path)
+    def __init__(self, source: str | os.PathLike[str]) -> None:
+        self._storage: Storage
+        if is_index(source):
+            self._storage = shards = open_shards(source)
+            self._header: Header = shards.header
+            parts = [(shard.header, shard.storage.name) for shard in shards.shards]
+        else:
+            self._storage, self._header = open_plain(source)
+            parts = [(self._header, self._storage.name)]
         self.path = self._storage.name
+        self.groups = [list(header.tensors) for header, _ in parts]
+        """The tensors of each file."""
         try:
-            self._header = read_header(self._storage.cursor(), self.path)
-            check_size(self._header, self._storage.size, self.path)
-            if KEY in self._header.metadata:
-                raise AlreadyPacked(f"{self.path}: is an ELSA file already")
-            level = parse_level_file(self._header, self.path)
-            if level and level.layout != "dense":
-                raise InvalidLayout(
-                    f"{self.path}: holds a level in layout {level.layout}; "
-                    f"make it dense first: elsa-extract {self.path} -o DENSE"
-                )
-            self.tensors, self.metadata = self._header.tensors, self._header.metadata
+            for header, where in parts:
+                _refuse_packed(header, where)
+            self.tensors = self._header.tensors
+            own = (KEY, LEVEL_KEY)
+            self.metadata = {k: v for k, v in self._header.metadata.items() if k not in own}
             self._refuse_reserved()
         except BaseException:
             self._storage.close()
@@ -145,75 +146,31 @@ class SafetensorsCheckpoint(_Base):
         """Read along the file into one buffer."""
         info = self.tensors[name]
         buffer = np.empty(min(size, info.nbytes), np.uint8)
-        for position in range(0, info.nbytes, size):
-            block = buffer[: min(size, info.nbytes - position)]
-            start = self._header.data_start + info.start + position
-            self._storage.read_into(start, block.data)
-            yield block
+        start = self._header.data_start + info.start
+        with contextlib.closing(self._storage.reader(start, start + info.nbytes)) as reader:
+            for position in range(0, info.nbytes, size):
+                block = buffer[: min(size, info.nbytes - position)]
+                fill(reader, block.data, self.path)
+                yield block
+
+    def check_unchanged(self) -> None:
+        """Raise InputChanged if a file was modified since it was opened."""
+        self._storage.check_unchanged()
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the files."""
         self._storage.close()
 
 
-class ShardedCheckpoint(_Base):
-    """A `model.safetensors.index.json` and the files it names."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = os.fspath(path)
-        weight_map = read_index(path)
-        self._shards: dict[str, SafetensorsCheckpoint] = {}
-        tensors: dict[str, TensorInfo] = {}
-        metadata: dict[str, str] = {}
-        try:
-            for name in dict.fromkeys(weight_map.values()):
-                shard = self._shards[name] = SafetensorsCheckpoint(shard_path(path, name))
-                metadata.update(shard.metadata)
-                for tensor, info in shard.tensors.items():
-                    if weight_map.get(tensor) != name:
-                        raise InvalidIndex(
-                            f"{path}: tensor {tensor!r} is in {name}, not in the index"
-                        )
-                    tensors[tensor] = info
-            for tensor, name in weight_map.items():
-                if tensor not in tensors:
-                    raise InvalidIndex(f"{path}: tensor {tensor!r} is not in {name}")
-        except BaseException:
-            self.close()
-            raise
-        self.tensors, self.metadata, self._weight_map = tensors, metadata, weight_map
-
-    def blocks(self, name: str, size: int) -> Iterator[NDArray[np.uint8]]:
-        """Read from the shard that holds the tensor."""
-        return self._shards[self._weight_map[name]].blocks(name, size)
-
-    def close(self) -> None:
-        """Close the shards."""
-        for shard in self._shards.values():
-            shard.close()
-
-
-def read_index(path: Path) -> dict[str, str]:
-    """The weight map of a shard index: tensor name to file name."""
-    try:
-        document = parse_document(path.read_text("utf-8"), os.fspath(path))
-    except UnicodeDecodeError:
-        raise InvalidIndex(f"{path}: is not UTF-8") from None
-    weight_map = document.get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(v, str) for v in weight_map.values()):
-        raise InvalidIndex(f"{path}: weight_map is not an object of file names")
-    return weight_map
-
-
-def shard_path(index: Path, name: str) -> Path:
-    """The file of a shard, which must be in the index's directory."""
-    folder = index.resolve().parent
-    path = folder / name
-    if Path(name).name != name or path.resolve().parent != folder:
-        raise UnsafePath(f"{index}: shard {name!r} is outside the directory of the index")
-    if not path.is_file():
-        raise InvalidIndex(f"{index}: shard {name!r} does not exist")
-    return path
+def _refuse_packed(header: Header, where: str) -> None:
+    if KEY in header.metadata:
+        raise AlreadyPacked(f"{where}: is an ELSA file already")
+    level = parse_level_file(header, where)
+    if level and level.layout != "dense":
+        raise InvalidLayout(
+            f"{where}: holds a level in layout {level.layout}; "
+            f"make it dense first: elsa-extract {where} -o DENSE"
+        )
 
 
 class NpzCheckpoint(_Base):
@@ -330,6 +287,12 @@ def _array_blocks(array: NDArray[Any], size: int) -> Iterator[NDArray[np.uint8]]
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     for start in range(0, flat.size, size):
         yield flat[start : start + size]
+
+
+def check_unchanged(checkpoint: Checkpoint) -> None:
+    """Raise InputChanged if that can be told, and a file was modified since it was opened."""
+    if isinstance(checkpoint, SafetensorsCheckpoint):
+        checkpoint.check_unchanged()
 
 
 def same_tensor(

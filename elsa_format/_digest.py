@@ -40,7 +40,8 @@ class LevelDigests:
 
     def __init__(self, bits: int, levels: int) -> None:
         self.bits = bits
-        self._lines: list[dict[str, str]] = [{} for _ in range(levels)]
+        self.lines: list[dict[str, str]] = [{} for _ in range(levels)]
+        """Of each level: the lines of the tensors that are complete."""
         self._plain: dict[str, Any] = {}
         self._nested: dict[str, list[_LevelHash]] = {}
 
@@ -52,7 +53,7 @@ class LevelDigests:
         """Take the next weights of a nested tensor: a multiple of 8, but for the last block."""
         hashes = self._nested.get(name)
         if hashes is None:
-            hashes = self._nested[name] = [_LevelHash(t + 1) for t in range(len(self._lines))]
+            hashes = self._nested[name] = [_LevelHash(t + 1) for t in range(len(self.lines))]
         each(lambda level: level.update(words, self.bits), hashes, parallel=words.size > 1 << 15)
 
     def end_plain(self, info: TensorInfo, name: str, levels: Iterable[int]) -> None:
@@ -60,19 +61,19 @@ class LevelDigests:
         content = self._plain.pop(info.name, None) or hashlib.sha256()
         line = digest_line(name, info, content.hexdigest())
         for level in levels:
-            self._lines[level - 1][name] = line
+            self.lines[level - 1][name] = line
 
     def end_nested(self, info: TensorInfo) -> None:
         """Finish a nested tensor."""
-        hashes = self._nested.pop(info.name, None) or [_LevelHash(0)] * len(self._lines)
-        for level, lines in zip(hashes, self._lines, strict=True):
+        hashes = self._nested.pop(info.name, None) or [_LevelHash(0)] * len(self.lines)
+        for level, lines in zip(hashes, self.lines, strict=True):
             lines[info.name] = digest_line(
                 info.name, info, level.mask.hexdigest(), level.values.hexdigest()
             )
 
     def result(self) -> list[str]:
         """The digest of each level."""
-        return [digest_of_lines(lines) for lines in self._lines]
+        return [digest_of_lines(lines) for lines in self.lines]
 
 
 def digest_line(name: str, info: TensorInfo, *hashes: str) -> str:

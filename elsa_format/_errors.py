@@ -13,7 +13,8 @@ ElsaError
 │                   InvalidCheckpoint · InfeasibleLevels
 ├── NoSuchLevel                 the level asked for is not in the file (exit code 2)
 ├── OutputExists                the output is there already (exit code 1)
-└── InputChanged                the input was modified while it was read (exit code 1)
+├── InputChanged                the input was modified while it was read (exit code 1)
+└── RemoteError                 a URL cannot be read (exit code 1)
 """
 
 from typing import ClassVar
@@ -165,3 +166,7 @@ class OutputExists(ElsaError):
 
 class InputChanged(ElsaError):
     """The input was modified while it was read."""
+
+
+class RemoteError(ElsaError):
+    """A URL cannot be read."""

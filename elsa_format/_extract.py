@@ -1,18 +1,38 @@
 """Extract a level in one pass and constant memory (spec §8.3)."""
 
-from collections.abc import Iterator
-from dataclasses import replace
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
-from elsa_format._blocks import BlockReader, Progress, Source, ignore, open_source, read_profile
+from numpy.typing import NDArray
+
+from elsa_format import _level_file
+from elsa_format._blocks import (
+    BlockReader,
+    OpenSource,
+    Progress,
+    Source,
+    Track,
+    ignore,
+    open_source,
+    read_profile,
+    tracks,
+)
 from elsa_format._choose import choose_level
 from elsa_format._errors import NoSuchLevel
-from elsa_format._header import Header
+from elsa_format._header import Header, TensorInfo
+from elsa_format._index import index_bytes, is_index
+from elsa_format._jobs import Meter
+from elsa_format._json import parse_document
 from elsa_format._kernels import mask
-from elsa_format._layouts import Layout, Piece, encoder
-from elsa_format._output import Output, Target, open_output
+from elsa_format._layouts import Layout, Piece, encoder, parts
+from elsa_format._output import Output, Target
 from elsa_format._plan import Step, level_header, plain_names, plan
 from elsa_format._profile import LevelLike, Profile, variant_name
-from elsa_format._writer import LevelSpec, Writer
+from elsa_format._shard_output import group_tensors, open_destination
+from elsa_format._writer import LevelSpec, open_writers
 
 
 def extract(
@@ -25,6 +45,8 @@ def extract(
     layout: Layout = "dense",
     keep_levels: bool = False,
     verify: bool = True,
+    max_shard_size: int | None = None,
+    jobs: int = 1,
     force: bool = False,
     progress: Progress = ignore,
 ) -> LevelLike:
@@ -32,9 +54,12 @@ def extract(
 
     The level is given by number, or as the densest with at least a `sparsity` (a fraction), or as
     the densest whose file has at most `max_size` bytes. Source and target are paths or binary
-    streams; neither needs to seek. With `keep_levels` the output stays an ELSA file that holds
-    levels 1..level. Checksums are compared unless `verify` is false, and on any error a file target
-    is left as it was.
+    streams; neither needs to seek. The source may be a URL too. With `keep_levels` the output stays
+    an ELSA file that holds levels 1..level. Checksums are compared unless `verify` is false, and on
+    any error a file target is left as it was.
+
+    A target that ends in `.index.json` is written in shards, those of the source or, given
+    `max_shard_size`, as many as it takes; `jobs` shards of the source are read at a time.
 
     >>> extract("net.safetensors", "level2.safetensors", level=2)  # doctest: +SKIP
     """
@@ -54,78 +79,163 @@ def extract(
                 f"{opened.name}: the dense network has no sparse layout and no levels to keep; "
                 f"expected a level 1..{len(profile.levels)}"
             )
-        reader = BlockReader(opened, header, profile if verify else None, progress=progress)
+        meter = Meter(progress, header.data_size)
+        job = _Job(
+            header,
+            profile,
+            number,
+            layout,
+            tracks(opened, header, profile if verify else None, meter),
+            partial(meter.run, jobs=jobs if _takes_any_order(target) else 1),
+        )
+        groups = [plain_names(header)]
+        if is_index(target):
+            groups = job.groups(opened, max_shard_size, keep_levels=keep_levels)
         if keep_levels and number is not None:
-            _keep_levels(reader, header, profile, number, target, force=force)
+            job.keep_levels(groups, target, number, force=force)
         else:
-            with open_output(target, force=force, in_order=layout == "dense") as output:
-                _extract_level(reader, header, profile, number, layout, output)
+            job.extract(groups, target, force=force)
         return "dense" if number is None else number
 
 
-def _extract_level(
-    reader: BlockReader,
-    header: Header,
-    profile: Profile,
-    level: int | None,
-    layout: Layout,
-    output: Output,
-) -> None:
-    prefix, placed = level_header(header, profile, level, layout)
-    output.write_at(0, prefix)
-    positions = {name: len(prefix) + info.start for name, info in placed.items()}
-    for step in plan(header, profile, level):
-        for name, piece in _pieces(reader, profile, step, level, layout):
-            output.write_at(positions[name], piece)
-            positions[name] += piece.nbytes
-    reader.finish()
-    output.commit()
+def _takes_any_order(target: Target) -> bool:
+    """Whether several threads may write at once: to a new file, not to a stream or device."""
+    if not isinstance(target, str | os.PathLike):
+        return False
+    return os.path.isfile(target) or not os.path.exists(target)
 
 
-def _pieces(
-    reader: BlockReader, profile: Profile, step: Step, level: int | None, layout: Layout
-) -> Iterator[Piece]:
-    """What one stored tensor contributes to the level file."""
-    blocks = reader.blocks(step.info)
-    if step.name is None:
-        for _ in blocks:
-            pass
-    elif level is None or not step.nested:
-        for block in blocks:
-            yield step.name, block
-    else:
-        expected = profile.nested[step.name][level - 1]
-        encode = encoder(layout, step.info, profile.bits, level, expected, reader.source.name)
-        for block in blocks:
-            yield from encode.encode(block.view(step.info.dtype.words))
-        yield from encode.finish()
+@dataclass
+class _Place:
+    """Where the next bytes of a tensor go."""
+
+    output: Output
+    position: int
+
+    def write(self, piece: NDArray[Any]) -> None:
+        self.output.write_at(self.position, piece)
+        self.position += piece.nbytes
 
 
-def _keep_levels(
-    reader: BlockReader,
-    header: Header,
-    profile: Profile,
-    level: int,
-    target: Target,
-    *,
-    force: bool,
-) -> None:
-    """Cut the file down to its first levels; level `level` becomes the dense network."""
-    copies: dict[str, list[str]] = {}
-    for name in plain_names(header):
-        copies[profile.stored_name(name, level)] = [name]
-    for name in profile.per_level:
-        for t in range(1, level + 1):
-            copies.setdefault(variant_name(name, t), []).append(variant_name(name, t))
-    infos = [
-        replace(header.tensors[stored], name=name)
-        for stored in header.tensors
-        for name in copies.get(stored, ())
-    ]
-    metrics = profile.levels[level - 1].metrics
-    with open_output(target, force=force) as output:
-        writer = Writer(
-            output,
+@dataclass(frozen=True)
+class _Job:
+    """A level to be extracted."""
+
+    header: Header
+    profile: Profile
+    level: int | None
+    layout: Layout
+    tracks: list[Track]
+    run: Callable[[Callable[[Track], None], list[Track]], object]
+
+    def groups(
+        self, source: OpenSource, max_size: int | None, *, keep_levels: bool
+    ) -> list[list[str]]:
+        """The tensors of each shard to be written."""
+        sizes = {name: self._size(name, keep_levels) for name in plain_names(self.header)}
+        files = [shard.header for shard in source.shards.shards] if source.shards else [self.header]
+        return group_tensors(sizes, [plain_names(file) for file in files], max_size)
+
+    def _size(self, name: str, keep_levels: bool) -> int:
+        info = self.header.tensors[name]
+        if self.level is not None and keep_levels:
+            return info.nbytes * (1 + self.level if name in self.profile.per_level else 1)
+        if self.level is None or name not in self.profile.nested:
+            return info.nbytes
+        kept = self.profile.nested[name][self.level - 1]
+        stored = parts(self.layout, name, info.dtype, info.shape, kept)
+        return sum(part.nbytes for part in stored)
+
+    def extract(self, groups: list[list[str]], target: Target, *, force: bool) -> None:
+        """Write the level as a plain checkpoint."""
+        in_order = self.layout == "dense"
+        with open_destination(target, len(groups), force=force, in_order=in_order) as destination:
+            places: dict[str, _Place] = {}
+            files = []
+            for number, (output, names) in enumerate(
+                zip(destination.outputs, groups, strict=True), 1
+            ):
+                part = (self.header, self.profile)
+                if destination.sharded:
+                    part = self._part(names, (number, len(groups)))
+                prefix, placed = level_header(*part, self.level, self.layout)
+                output.write_at(0, prefix)
+                for name, info in placed.items():
+                    places[name] = _Place(output, len(prefix) + info.start)
+                files.append(placed.values())
+            steps = {step.info.name: step for step in plan(self.header, self.profile, self.level)}
+
+            def copy(track: Track) -> None:
+                with track.open() as reader:
+                    for info in track.tensors:
+                        for name, piece in self._pieces(reader, steps[info.name]):
+                            places[name].write(piece)
+                    reader.finish()
+
+            self.run(copy, self.tracks)
+            index = b""
+            if destination.sharded:
+                index = index_bytes(destination.names, files, self._index_metadata())
+            destination.commit(index)
+
+    def _part(self, names: list[str], shard: tuple[int, int]) -> tuple[Header, Profile]:
+        """The header and profile as far as they are about some of the tensors."""
+        here, profile = set(names), self.profile
+        varying = tuple(name for name in profile.per_level if name in here)
+        numbers = range(1, len(profile.levels) + 1)
+        here |= {variant_name(name, t) for name in varying for t in numbers}
+        tensors = {name: info for name, info in self.header.tensors.items() if name in here}
+        nested = {name: counts for name, counts in profile.nested.items() if name in here}
+        return (
+            replace(self.header, tensors=tensors),
+            replace(profile, nested=nested, per_level=varying, shard=shard),
+        )
+
+    def _index_metadata(self) -> dict[str, Any]:
+        """What the shards of a level cannot say by themselves: the digest of the whole."""
+        if self.level is None:
+            return {}
+        described = _level_file.describe(self.profile, self.level, self.layout, {})
+        document = parse_document(described, _level_file.KEY)
+        del document["tensors"]
+        return {_level_file.KEY: document}
+
+    def _pieces(self, reader: BlockReader, step: Step) -> Iterator[Piece]:
+        """What one stored tensor contributes to the level file."""
+        blocks = reader.blocks(step.info)
+        if step.name is None:
+            for _ in blocks:
+                pass
+        elif self.level is None or not step.nested:
+            for block in blocks:
+                yield step.name, block
+        else:
+            expected, where = self.profile.nested[step.name][self.level - 1], reader.source.name
+            encode = encoder(self.layout, step.info, self.profile.bits, self.level, expected, where)
+            for block in blocks:
+                yield from encode.encode(block.view(step.info.dtype.words))
+            yield from encode.finish()
+
+    def keep_levels(
+        self, groups: list[list[str]], target: Target, level: int, *, force: bool
+    ) -> None:
+        """Cut the file down to its first levels; level `level` becomes the dense network."""
+        header, profile = self.header, self.profile
+        copies: dict[str, list[str]] = {}
+        for name in plain_names(header):
+            copies[profile.stored_name(name, level)] = [name]
+        for name in profile.per_level:
+            for t in range(1, level + 1):
+                copies.setdefault(variant_name(name, t), []).append(variant_name(name, t))
+        group_of = {name: number for number, names in enumerate(groups) for name in names}
+        for name in profile.per_level:
+            group_of |= {variant_name(name, t): group_of[name] for t in range(1, level + 1)}
+        infos: list[list[TensorInfo]] = [[] for _ in groups]
+        for stored, info in header.tensors.items():
+            for name in copies.get(stored, ()):
+                infos[group_of[name]].append(replace(info, name=name))
+        with open_writers(
+            target,
             infos,
             bits=profile.bits,
             levels=[
@@ -135,15 +245,21 @@ def _keep_levels(
             nested=profile.nested,
             per_level=profile.per_level,
             metadata=header.metadata,
-            dense_metrics=metrics,
+            dense_metrics=profile.levels[level - 1].metrics,
             digests=any(entry.digest for entry in profile.levels),
-        )
-        for stored, info in header.tensors.items():
-            for block in reader.blocks(info):
-                if stored in profile.nested:
-                    words = block.view(info.dtype.words)
-                    mask(words, words, profile.bits, level)
-                for name in copies.get(stored, ()):
-                    writer.append(name, block)
-        reader.finish()
-        writer.finish()
+            force=force,
+        ) as writers:
+
+            def copy(track: Track) -> None:
+                with track.open() as reader:
+                    for info in track.tensors:
+                        for block in reader.blocks(info):
+                            if info.name in profile.nested:
+                                words = block.view(info.dtype.words)
+                                mask(words, words, profile.bits, level)
+                            for name in copies.get(info.name, ()):
+                                writers.append(name, block)
+                    reader.finish()
+
+            self.run(copy, self.tracks)
+            writers.finish()

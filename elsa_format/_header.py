@@ -10,6 +10,7 @@ from elsa_format._errors import (
     HeaderTooLarge,
     InvalidHeader,
     InvalidOffsets,
+    TrailingData,
     Truncated,
     UnknownDtype,
 )
@@ -96,6 +97,15 @@ def read_header(source: Readable, where: str) -> Header:
     if len(raw) < length:
         raise Truncated(f"{where}: header of {length} bytes ends after {len(raw)}")
     return parse(raw, where)
+
+
+def check_size(header: Header, size: int | None, where: str) -> None:
+    """Compare a known file size with what the header declares."""
+    expected = header.data_start + header.data_size
+    if size is not None and size < expected:
+        raise Truncated(f"{where}: {size} bytes, expected {expected}")
+    if size is not None and size > expected:
+        raise TrailingData(f"{where}: {size} bytes, expected {expected}")
 
 
 def parse(raw: bytes, where: str) -> Header:

@@ -1,6 +1,7 @@
 """Level files: one extracted level as a plain safetensors file (spec §9)."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,11 +10,13 @@ from numpy.typing import NDArray
 from elsa_format._blocks import BlockReader, Source, as_array, open_source
 from elsa_format._digest import level_digest
 from elsa_format._dtypes import DTYPES, Dtype
-from elsa_format._errors import DigestMismatch, InvalidLayout, UnsupportedFeature
+from elsa_format._errors import DigestMismatch, InvalidIndex, InvalidLayout, UnsupportedFeature
 from elsa_format._header import Header, TensorInfo, read_header
+from elsa_format._index import is_index, read_index
 from elsa_format._json import MAX_OFFSET, dump, parse_document
 from elsa_format._layouts import LAYOUTS, Bitmask, Csr, Layout, part_name, parts
 from elsa_format._profile import DIGEST, MAX_LEVELS, RESERVED, Profile, check_version
+from elsa_format._shards import open_shards, shard_source
 
 KEY = "elsa_level"
 
@@ -103,6 +106,34 @@ def _entry(name: str, entry: Any, where: str) -> tuple[Dtype, tuple[int, ...]]:
 
 def load_level(source: Source, *, verify: bool = True) -> dict[str, NDArray[Any]]:
     """A level that `extract` wrote, in whatever layout, as dense arrays; its digest is verified."""
+    if is_index(source):
+        return _load_shards(source, verify=verify)
+    result, described, where = _load_file(source)
+    if verify and described is not None and described.digest is not None:
+        _check_digest(result, described.tensors, described.digest, where)
+    return result
+
+
+def _load_shards(source: Source, *, verify: bool) -> dict[str, NDArray[Any]]:
+    """All shards of a level; what is said about the whole stands in the index."""
+    index, where = read_index(source)
+    whole = index.metadata.get(KEY, {})
+    digest = whole.get("digest") if isinstance(whole, dict) else whole
+    if digest is not None and not (isinstance(digest, str) and DIGEST.fullmatch(digest)):
+        raise InvalidIndex(f"{where}: {KEY}: digest is not sha256: and 64 hex digits")
+    open_shards(source).close()  # checks the index against the shards
+    result: dict[str, NDArray[Any]] = {}
+    nested: set[str] = set()
+    for file in index.files:
+        tensors, described, _ = _load_file(shard_source(source, file))
+        result |= tensors
+        nested |= described.tensors.keys() if described else set()
+    if verify and digest is not None:
+        _check_digest(result, nested, digest, where)
+    return result
+
+
+def _load_file(source: Source) -> tuple[dict[str, NDArray[Any]], LevelFile | None, str]:
     with open_source(source) as opened:
         header = read_header(opened.stream, opened.name)
         described = parse(header, opened.name)
@@ -116,21 +147,22 @@ def load_level(source: Source, *, verify: bool = True) -> dict[str, NDArray[Any]
             stored[info.name] = as_array(flat, info, opened.name)
         reader.finish()
     if described is None:
-        return stored
+        return stored, None, opened.name
     result = {name: a for name, a in stored.items() if not name.startswith(RESERVED)}
     for name, (_, shape) in described.tensors.items():
         try:
             result[name] = _to_dense(name, described.layout, stored, shape)
         except (InvalidLayout, UnsupportedFeature) as error:
             raise type(error)(f"{opened.name}: tensor {name!r}: {error}") from None
-    if verify and described.digest is not None:
-        found = level_digest(result, described.tensors)
-        if found != described.digest:
-            raise DigestMismatch(
-                f"{opened.name}: level {described.level}: digest {found}, "
-                f"expected {described.digest}"
-            )
-    return result
+    return result, described, opened.name
+
+
+def _check_digest(
+    tensors: dict[str, NDArray[Any]], nested: Iterable[str], expected: str, where: str
+) -> None:
+    found = level_digest(tensors, nested)
+    if found != expected:
+        raise DigestMismatch(f"{where}: digest {found}, expected {expected}")
 
 
 def _to_dense(

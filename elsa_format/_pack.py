@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import cached_property
 
 import numpy as np
 
@@ -21,7 +22,13 @@ from elsa_format._assign import (
     parse_sparsity,
 )
 from elsa_format._blocks import BLOCK, Progress, ignore
-from elsa_format._checkpoint import Checkpoint, CheckpointLike, GraphCheckpoint, open_checkpoint
+from elsa_format._checkpoint import (
+    Checkpoint,
+    CheckpointLike,
+    GraphCheckpoint,
+    check_unchanged,
+    open_checkpoint,
+)
 from elsa_format._codec import Rounding, check_bits, refuse_unpackable
 from elsa_format._errors import (
     InfeasibleLevels,
@@ -30,9 +37,12 @@ from elsa_format._errors import (
     TensorMismatch,
 )
 from elsa_format._header import TensorInfo
-from elsa_format._output import Target, open_output
+from elsa_format._index import is_index
+from elsa_format._jobs import Meter
+from elsa_format._output import Target
 from elsa_format._profile import Profile, bits_for, variant_name
-from elsa_format._writer import Writer
+from elsa_format._shard_output import group_tensors
+from elsa_format._writer import LevelSpec, Writer, Writers, open_writers
 
 
 @dataclass(frozen=True)
@@ -64,6 +74,8 @@ def pack(
     rounding: Rounding = "nearest",
     digests: bool = True,
     template: str | os.PathLike[str] | None = None,
+    max_shard_size: int | None = None,
+    jobs: int = 1,
     force: bool = False,
     progress: Progress = ignore,
 ) -> PackReport:
@@ -73,15 +85,24 @@ def pack(
     checkpoints, sparsest first; `counters`, the paper's N, integers under the same names. A
     `template` is what else a kind of checkpoint needs to run, such as ONNX's graph.
 
+    An `out` that ends in `.index.json` is written in shards, those of the input or, given
+    `max_shard_size`, as many as it takes; `jobs` shards are written at a time.
+
     >>> pack("dense.safetensors", "net.safetensors", sparsities=[95, 90, 80])  # doctest: +SKIP
     """
     if sum(way is not None for way in (sparsities, levels, counters)) != 1:
         raise TypeError("give exactly one of sparsities, levels, counters")
+    if is_index(out) and template is not None:
+        raise TypeError("a template points into one file, and the output is in shards")
+    if max_shard_size is not None and not is_index(out):
+        raise TypeError("max_shard_size is for an output that ends in .index.json")
+    sources: list[Checkpoint] = []
     with contextlib.ExitStack() as stack:
 
         def opened(source: CheckpointLike) -> Checkpoint:
             checkpoint = open_checkpoint(source)
             stack.callback(checkpoint.close)
+            sources.append(checkpoint)
             return checkpoint
 
         network = opened(dense)
@@ -90,7 +111,8 @@ def pack(
         way: Assignment
         variants: list[Checkpoint] = []
         if sparsities is not None:
-            way = one_shot(network, [parse_sparsity(s) for s in sparsities], scope, axis)
+            parsed = [parse_sparsity(s) for s in sparsities]
+            way = one_shot(network, parsed, scope, axis, any_order=is_index(out))
         elif levels is not None:
             variants = [opened(level) for level in levels]
             way = NestedCheckpoints(network, variants)
@@ -106,9 +128,25 @@ def pack(
             raise TensorMismatch(
                 "per-level tensors come from level checkpoints, and none are given"
             )
-        report = _write(
-            network, way, variants, choice, out, names, rounding, digests, force, progress
-        )
+        specs = _name(way.specs, names)
+        job = _Job(network, way, variants, choice, specs, rounding)
+        job.check()
+        with open_writers(
+            out,
+            job.groups(max_shard_size) if is_index(out) else [job.infos],
+            bits=job.bits,
+            levels=specs,
+            nested=choice.nested,
+            per_level=choice.per_level,
+            metadata=network.metadata,
+            digests=digests,
+            force=force,
+        ) as writers:
+            job.run(writers, progress, jobs)
+            for checkpoint in sources:
+                check_unchanged(checkpoint)
+            profile = writers.finish()
+        report = job.report(profile)
         if graph is not None and template is not None:
             graph.write_template(template, os.fspath(out), force=force)  # type: ignore[arg-type]
         return report
@@ -170,100 +208,114 @@ def _choose(
     return _Choice(tuple(nested), tuple(varying), shared)
 
 
-def _write(
-    network: Checkpoint,
-    way: Assignment,
-    variants: list[Checkpoint],
-    choice: _Choice,
-    out: Target,
-    names: Sequence[str] | None,
-    rounding: Rounding,
-    digests: bool,
-    force: bool,
-    progress: Progress,
-) -> PackReport:
-    specs = way.specs
+def _name(specs: list[LevelSpec], names: Sequence[str] | None) -> list[LevelSpec]:
     if not 1 <= len(specs) <= MAX_LEVELS:
         raise InfeasibleLevels(f"{len(specs)} levels, expected 1..{MAX_LEVELS}")
-    if names is not None:
-        if len(names) != len(specs) or not all(names):
-            raise InfeasibleLevels(f"{len(names)} names for {len(specs)} levels")
-        specs = [replace(spec, name=name) for spec, name in zip(specs, names, strict=True)]
-    if not choice.nested:
-        raise InfeasibleLevels(
-            f"{network.path}: no tensor can be nested; expected a floating tensor of 2 dimensions, "
-            "or name some with --include"
-        )
-    bits = bits_for(len(specs))
-    nested = [network.tensors[name] for name in choice.nested]
-    for info in nested:
-        check_bits(info.dtype, bits, f"{network.path}: tensor {info.name!r}")
-    infos = [info for name, info in network.tensors.items()]
-    for name in choice.per_level:
-        for t in range(1, len(specs) + 1):
-            infos.append(replace(network.tensors[name], name=variant_name(name, t)))
-    meter = _Meter(progress, nested, infos, way.passes)
-    with open_output(out, force=force) as output:
-        way.prepare(nested, meter.tick)
-        writer = Writer(
-            output,
-            infos,
-            bits=bits,
-            levels=specs,
-            nested=choice.nested,
-            per_level=choice.per_level,
-            metadata=network.metadata,
-            digests=digests,
-        )
-        variant_of = {
+    if names is None:
+        return specs
+    if len(names) != len(specs) or not all(names):
+        raise InfeasibleLevels(f"{len(names)} names for {len(specs)} levels")
+    return [replace(spec, name=name) for spec, name in zip(specs, names, strict=True)]
+
+
+class _Job:
+    """A checkpoint, and all that was decided about it."""
+
+    def __init__(
+        self,
+        network: Checkpoint,
+        way: Assignment,
+        variants: list[Checkpoint],
+        choice: _Choice,
+        specs: list[LevelSpec],
+        rounding: Rounding,
+    ) -> None:
+        self.network, self.way, self.choice, self.specs = network, way, choice, specs
+        self.rounding = rounding
+        self.bits = bits_for(len(specs))
+        self.nested = [network.tensors[name] for name in choice.nested]
+        numbers = range(1, len(specs) + 1)
+        self._variants = {
+            name: [replace(network.tensors[name], name=variant_name(name, t)) for t in numbers]
+            for name in choice.per_level
+        }
+        self._variant_of = {
             variant_name(name, t): (checkpoint, name)
             for t, checkpoint in enumerate(variants, 1)
             for name in choice.per_level
         }
-        for name in writer.tensors:
-            if name in writer.counts:
-                stored = _embedded(
-                    network.tensors[name], way, network.path, bits, len(specs), rounding
-                )
-            else:
-                checkpoint, plain = variant_of.get(name, (network, name))
-                stored = checkpoint.blocks(plain, BLOCK)
-            for block in stored:
-                writer.append(name, block)
-                meter.tick(block.nbytes)
-        profile = writer.finish()
-    weights = sum(info.elements for info in nested)
-    return PackReport(profile, choice.nested, weights, choice.shared, _notes(nested, bits))
 
+    def check(self) -> None:
+        """Refuse what cannot be packed before anything is read."""
+        if not self.nested:
+            raise InfeasibleLevels(
+                f"{self.network.path}: no tensor can be nested; expected a floating tensor of "
+                "2 dimensions, or name some with --include"
+            )
+        for info in self.nested:
+            check_bits(info.dtype, self.bits, f"{self.network.path}: tensor {info.name!r}")
 
-def _embedded(
-    info: TensorInfo, way: Assignment, path: str, bits: int, levels: int, rounding: Rounding
-) -> Iterator[Words]:
-    where, position = f"{path}: tensor {info.name!r}", 0
-    result = np.empty(0, info.dtype.words)
-    for words, counters in way.blocks(info):
-        refuse_unpackable(words, counters, info.dtype, levels, where, first=position)
-        if result.size < words.size:
-            result = np.empty(words.size, info.dtype.words)
-        part = result[: words.size]
-        nearest = rounding == "nearest"
-        _kernels.embed(words, counters, part, bits, info.dtype.infinity, nearest)
-        yield part
-        position += words.size
+    @property
+    def infos(self) -> list[TensorInfo]:
+        """Every tensor to be stored."""
+        return self._with_variants(self.network.tensors)
 
+    def groups(self, max_size: int | None) -> list[list[TensorInfo]]:
+        """The tensors of each shard; variants are where the plain tensor is."""
+        sizes = {
+            name: sum(info.nbytes for info in self._with_variants([name]))
+            for name in self.network.tensors
+        }
+        given = getattr(self.network, "groups", [list(sizes)])
+        return [self._with_variants(names) for names in group_tensors(sizes, given, max_size)]
 
-class _Meter:
-    """Adds up what was read, over all passes."""
+    def _with_variants(self, names: Iterable[str]) -> list[TensorInfo]:
+        names = list(names)
+        infos = [self.network.tensors[name] for name in names]
+        return infos + [info for name in names for info in self._variants.get(name, ())]
 
-    def __init__(
-        self, progress: Progress, nested: list[TensorInfo], infos: list[TensorInfo], passes: int
-    ) -> None:
-        self.progress, self.done = progress, 0
-        self.total = sum(info.nbytes for info in infos) + passes * sum(i.nbytes for i in nested)
+    def run(self, writers: Writers, progress: Progress, jobs: int) -> None:
+        """Decide on the counters, then write all tensors."""
+        passes = self.way.passes * sum(info.nbytes for info in self.nested)
+        meter = Meter(progress, passes + sum(info.nbytes for info in self.infos))
+        self.way.prepare(self.nested, meter.tick)
 
-    def tick(self, size: int) -> None:
-        self.done += size
-        self.progress(self.done, self.total)
+        def write_part(writer: Writer) -> None:
+            for name in writer.tensors:
+                for block in self._stored(name):
+                    writer.append(name, block)
+                    meter.tick(block.nbytes)
+
+        meter.run(write_part, writers.parts, jobs)
+
+    def _stored(self, name: str) -> Iterator[Words]:
+        if name in self._nested_names:
+            return self._embedded(self.network.tensors[name])
+        checkpoint, plain = self._variant_of.get(name, (self.network, name))
+        return checkpoint.blocks(plain, BLOCK)
+
+    @cached_property
+    def _nested_names(self) -> frozenset[str]:
+        return frozenset(self.choice.nested)
+
+    def _embedded(self, info: TensorInfo) -> Iterator[Words]:
+        where, position = f"{self.network.path}: tensor {info.name!r}", 0
+        levels, nearest = len(self.specs), self.rounding == "nearest"
+        result = np.empty(0, info.dtype.words)
+        for words, counters in self.way.blocks(info):
+            refuse_unpackable(words, counters, info.dtype, levels, where, first=position)
+            if result.size < words.size:
+                result = np.empty(words.size, info.dtype.words)
+            part = result[: words.size]
+            _kernels.embed(words, counters, part, self.bits, info.dtype.infinity, nearest)
+            yield part
+            position += words.size
+
+    def report(self, profile: Profile) -> PackReport:
+        """What was packed."""
+        weights = sum(info.elements for info in self.nested)
+        notes = _notes(self.nested, self.bits)
+        return PackReport(profile, self.choice.nested, weights, self.choice.shared, notes)
 
 
 def _notes(nested: list[TensorInfo], bits: int) -> tuple[str, ...]:

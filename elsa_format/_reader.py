@@ -1,22 +1,23 @@
 """Open an ELSA file and read what is asked for, no more (spec §8.2)."""
 
-import os
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from types import MappingProxyType, TracebackType
-from typing import IO, Any, Self, overload
+from typing import Any, Self, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from elsa_format import _kernels, _profile
-from elsa_format._blocks import BLOCK, Checksum, as_array, check_size
+from elsa_format._blocks import BLOCK, Checksum, as_array
 from elsa_format._choose import choose_level
-from elsa_format._header import TensorInfo, read_header
+from elsa_format._header import TensorInfo
 from elsa_format._layouts import Bitmask, Csr, Layout, encoder, part_name, parts
 from elsa_format._parallel import each
 from elsa_format._plan import level_size, plain_names
 from elsa_format._profile import Level, LevelLike, Profile
-from elsa_format._storage import open_storage
+from elsa_format._shards import open_network
+from elsa_format._storage import Reader, Source, fill
 
 Tensor = NDArray[Any] | Bitmask | Csr
 
@@ -24,8 +25,8 @@ PARALLEL_FROM = 32 << 20
 """Bytes from which threads repay their start."""
 
 
-def open(source: str | os.PathLike[str] | IO[bytes], *, verify: bool = True) -> "File":
-    """Open an ELSA file; only the header is read.
+def open(source: Source, *, verify: bool = True) -> "File":
+    """Open an ELSA file, a shard index or a URL of either; only headers are read.
 
     >>> with open("net.safetensors") as file:  # doctest: +SKIP
     ...     weights = file.load(level=2)
@@ -34,18 +35,12 @@ def open(source: str | os.PathLike[str] | IO[bytes], *, verify: bool = True) -> 
 
 
 class File:
-    """An open ELSA file: header questions at once, tensors on request."""
+    """An open ELSA file, or the shards of one: header questions at once, tensors on request."""
 
-    def __init__(self, source: str | os.PathLike[str] | IO[bytes], *, verify: bool = True) -> None:
-        self._storage = open_storage(source)
-        try:
-            self.path = self._storage.name
-            self._header = read_header(self._storage.cursor(), self.path)
-            self.profile: Profile = _profile.parse(self._header, self.path)
-            check_size(self._header, self._storage.size, self.path)
-        except BaseException:
-            self._storage.close()
-            raise
+    def __init__(self, source: Source, *, verify: bool = True) -> None:
+        self.profile: Profile
+        self._storage, self._header, self.profile = open_network(source)
+        self.path = self._storage.name
         self._checked = self.profile if verify else None
 
     @property
@@ -139,13 +134,20 @@ class File:
         names = plain_names(self._header)
         loaded: dict[str, Any] = dict.fromkeys(names)
 
-        def load_one(name: str) -> None:
+        def load_one(name: str, along: Reader | None = None) -> None:
             info = self._info(name, number)
             if layout == "dense" or number is None or name not in self.profile.nested:
-                loaded[name] = self._dense(info, number)
+                loaded[name] = self._dense(info, number, along)
             else:
-                loaded[name] = self._sparse(info, number, layout)
+                loaded[name] = self._sparse(info, number, layout, along)
 
+        if self._storage.far:
+            # One request for all of the data is cheaper than one for each tensor.
+            start = self._header.data_start
+            with closing(self._storage.reader(start, start + self.data_size)) as along:
+                for name in sorted(names, key=lambda name: self._info(name, number).start):
+                    load_one(name, along)
+            return loaded
         by_size = sorted(names, key=lambda name: -self._header.tensors[name].nbytes)
         each(load_one, by_size, parallel=self._header.data_size >= PARALLEL_FROM)
         return loaded
@@ -155,16 +157,20 @@ class File:
             raise KeyError(name)
         return self._header.tensors[self.profile.stored_name(name, level)]
 
-    def _dense(self, info: TensorInfo, level: int | None) -> NDArray[Any]:
+    def _dense(
+        self, info: TensorInfo, level: int | None, along: Reader | None = None
+    ) -> NDArray[Any]:
         flat = np.empty(info.nbytes, np.uint8)
         masked = level is not None and info.name in self.profile.nested
-        for block in self._blocks(info, flat):
+        for block in self._blocks(info, flat, along):
             if masked and level is not None:
                 words = block.view(info.dtype.words)
                 _kernels.mask(words, words, self.bits, level)
         return as_array(flat, info, self.path)
 
-    def _sparse(self, info: TensorInfo, level: int, layout: Layout) -> Bitmask | Csr:
+    def _sparse(
+        self, info: TensorInfo, level: int, layout: Layout, along: Reader | None = None
+    ) -> Bitmask | Csr:
         assert info.dtype.numpy is not None
         kept = self.profile.nested[info.name][level - 1]
         encode = encoder(layout, info, self.bits, level, kept, self.path)
@@ -179,7 +185,7 @@ class File:
             positions[name] = start + piece.size
             filled[name].view(piece.dtype)[start : positions[name]] = piece
 
-        for block in self._blocks(info, np.empty(min(info.nbytes, BLOCK), np.uint8)):
+        for block in self._blocks(info, np.empty(min(info.nbytes, BLOCK), np.uint8), along):
             for name, piece in encode.encode(block.view(info.dtype.words)):
                 take(name, piece)
         for name, piece in encode.finish():
@@ -194,18 +200,27 @@ class File:
         assert indptr is not None
         return Csr(values, indices, indptr, info.shape)
 
-    def _blocks(self, info: TensorInfo, into: NDArray[np.uint8]) -> Iterator[NDArray[np.uint8]]:
+    def _blocks(
+        self, info: TensorInfo, into: NDArray[np.uint8], along: Reader | None
+    ) -> Iterator[NDArray[np.uint8]]:
         """Read a tensor in cache-sized blocks, along `into` or, if that is smaller, over it."""
         checksum = Checksum(self._checked, info.name, self.path)
         start = self._header.data_start + info.start
-        for position in range(0, info.nbytes, BLOCK):
-            size = min(BLOCK, info.nbytes - position)
-            at = position if into.size == info.nbytes else 0
-            block = into[at : at + size]
-            self._storage.read_into(start + position, block.data)
-            checksum.update(block.data)
-            yield block
-        checksum.finish()
+        reader = self._storage.reader(start, start + info.nbytes) if along is None else along
+        try:
+            if info.nbytes:
+                reader.seek(start)
+            for position in range(0, info.nbytes, BLOCK):
+                size = min(BLOCK, info.nbytes - position)
+                at = position if into.size == info.nbytes else 0
+                block = into[at : at + size]
+                fill(reader, block.data, self.path)
+                checksum.update(block.data)
+                yield block
+            checksum.finish()
+        finally:
+            if along is None:
+                reader.close()
 
     def close(self) -> None:
         """Close the file."""

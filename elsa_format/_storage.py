@@ -2,12 +2,27 @@
 
 import io
 import os
+import re
+import sys
 import threading
-from typing import IO, Protocol
+from typing import IO, Any, Protocol
 
-from elsa_format._blocks import stream_name
-from elsa_format._errors import Truncated
+from elsa_format._errors import InputChanged, Truncated
 from elsa_format._header import Readable
+
+Source = str | os.PathLike[str] | IO[bytes]
+"""A path, a URL, or a readable binary stream, which need not seek."""
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]+://")
+
+
+class Reader(Protocol):
+    """Bytes read along; short reads are allowed, and none means the end."""
+
+    def read(self, size: int, /) -> bytes: ...
+    def readinto(self, buffer: Any, /) -> int: ...
+    def seek(self, position: int, /) -> None: ...
+    def close(self) -> None: ...
 
 
 class Storage(Protocol):
@@ -20,18 +35,36 @@ class Storage(Protocol):
         """Bytes in all, None where only the end would tell."""
         ...
 
-    def cursor(self) -> Readable: ...
-    def read_into(self, position: int, view: memoryview) -> None: ...
+    @property
+    def far(self) -> bool:
+        """Whether every new position costs a round trip."""
+        ...
+
+    def front(self) -> Readable:
+        """The first bytes, to read the header from."""
+        ...
+
+    def reader(self, start: int, stop: int) -> Reader:
+        """The bytes of a range."""
+        ...
+
+    def check_unchanged(self) -> None:
+        """Raise InputChanged if the bytes are no longer those that were opened."""
+        ...
+
     def close(self) -> None: ...
 
 
 class FileStorage:
     """A file on disk."""
 
+    far = False
+
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.name = os.fspath(path)
         self._file = open(path, "rb", buffering=0)  # noqa: SIM115 - closed by close()
-        self.size = os.fstat(self._file.fileno()).st_size
+        self._opened = self._state()
+        self.size = self._opened[0]
 
     def read_into(self, position: int, view: memoryview) -> None:
         """Fill the buffer from a position."""
@@ -41,20 +74,35 @@ class FileStorage:
                 raise Truncated(f"{self.name}: ends at byte {position}, expected {len(view)} more")
             view, position = view[count:], position + count
 
-    def cursor(self) -> Readable:
+    def front(self) -> Readable:
         """Read from the front."""
-        return _Cursor(self, self.size)
+        return Window(self, 0, self.size)
+
+    def reader(self, start: int, stop: int) -> Reader:
+        """Read along a range."""
+        return Window(self, start, stop)
+
+    def check_unchanged(self) -> None:
+        """Compare size and time of change with those when it was opened."""
+        if self._state() != self._opened:
+            raise InputChanged(f"{self.name}: changed while it was read; run again")
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
+    def _state(self) -> tuple[int, int]:
+        found = os.fstat(self._file.fileno())
+        return found.st_size, found.st_mtime_ns
+
 
 class StreamStorage:
     """A seekable stream, such as BytesIO; it stays open."""
 
-    def __init__(self, stream: IO[bytes]) -> None:
-        self.name = stream_name(stream)
+    far = False
+
+    def __init__(self, stream: IO[bytes], name: str | None = None) -> None:
+        self.name = stream_name(stream) if name is None else name
         self._stream, self._lock = stream, threading.Lock()
         self.size = stream.seek(0, os.SEEK_END)
 
@@ -69,9 +117,16 @@ class StreamStorage:
                 view[: len(data)] = data
                 view = view[len(data) :]
 
-    def cursor(self) -> Readable:
+    def front(self) -> Readable:
         """Read from the front."""
-        return _Cursor(self, self.size)
+        return Window(self, 0, self.size)
+
+    def reader(self, start: int, stop: int) -> Reader:
+        """Read along a range."""
+        return Window(self, start, stop)
+
+    def check_unchanged(self) -> None:
+        """Trust the stream's owner."""
 
     def close(self) -> None:
         """Leave the stream to its owner."""
@@ -81,39 +136,90 @@ class PipeStorage:
     """A stream that cannot seek: good for the header, and no more."""
 
     size: int | None = None
+    far = False
 
     def __init__(self, stream: IO[bytes], name: str) -> None:
         self.stream, self.name = stream, name
 
-    def cursor(self) -> Readable:
+    def front(self) -> Readable:
         """Read from the front."""
         return self.stream
 
-    def read_into(self, position: int, view: memoryview) -> None:
+    def reader(self, start: int, stop: int) -> Reader:
         """Refuse: the bytes may have gone by."""
         raise io.UnsupportedOperation(f"{self.name}: cannot seek; use elsa_format.stream")
+
+    def check_unchanged(self) -> None:
+        """A pipe is read once."""
 
     def close(self) -> None:
         """Leave the stream to its owner."""
 
 
-class _Cursor:
-    """A storage read front to back."""
+class _Positioned(Protocol):
+    def read_into(self, position: int, view: memoryview) -> None: ...
 
-    def __init__(self, storage: Storage, size: int) -> None:
-        self.storage, self.size, self.position = storage, size, 0
+
+class Window:
+    """A range of a storage, read along."""
+
+    def __init__(self, storage: _Positioned, start: int, stop: int) -> None:
+        self.storage, self.position, self.stop = storage, start, stop
+
+    def readinto(self, buffer: Any, /) -> int:
+        """Fill the buffer, or what is left of the range."""
+        view = memoryview(buffer)[: max(self.stop - self.position, 0)]
+        self.storage.read_into(self.position, view)
+        self.position += len(view)
+        return len(view)
 
     def read(self, size: int, /) -> bytes:
         """At most `size` bytes."""
-        size = min(size, self.size - self.position)
-        buffer = bytearray(max(size, 0))
-        self.storage.read_into(self.position, memoryview(buffer))
-        self.position += len(buffer)
+        buffer = bytearray(max(min(size, self.stop - self.position), 0))
+        self.readinto(buffer)
         return bytes(buffer)
 
+    def seek(self, position: int, /) -> None:
+        """Go on elsewhere."""
+        self.position = position
 
-def open_storage(source: str | os.PathLike[str] | IO[bytes]) -> Storage:
-    """Storage for a path or a stream."""
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def fill(reader: Reader, view: memoryview, where: str) -> None:
+    """Fill a buffer from short reads."""
+    while view:
+        count = reader.readinto(view)
+        if not count:
+            raise Truncated(f"{where}: ends early, expected {len(view)} bytes more")
+        view = view[count:]
+
+
+def is_url(source: object) -> bool:
+    """Whether a source is a URL rather than a path.
+
+    >>> is_url("https://example.org/net.safetensors"), is_url("C:/net.safetensors")
+    (True, False)
+    """
+    return isinstance(source, str) and _URL.match(source) is not None
+
+
+def open_storage(source: Source) -> Storage:
+    """Storage for a path, a URL or a stream."""
+    if isinstance(source, str) and is_url(source):
+        # Here, so that those who never read a URL do not wait for the import of HTTP and TLS.
+        from elsa_format._remote import open_url
+
+        return open_url(source)
     if isinstance(source, str | os.PathLike):
         return FileStorage(source)
     return StreamStorage(source) if source.seekable() else PipeStorage(source, stream_name(source))
+
+
+def stream_name(stream: IO[bytes]) -> str:
+    """A name for messages."""
+    if stream is getattr(sys.stdin, "buffer", None):
+        return "<stdin>"
+    name = getattr(stream, "name", None)
+    return name if isinstance(name, str) else "<stream>"

@@ -8,7 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elsa_format import _kernels
-from elsa_format._blocks import BlockReader, Progress, Source, ignore, open_source, read_profile
+from elsa_format._blocks import (
+    BlockReader,
+    Progress,
+    Source,
+    Track,
+    ignore,
+    open_source,
+    read_profile,
+    tracks,
+)
 from elsa_format._codec import refuse_unpackable
 from elsa_format._digest import LevelDigests
 from elsa_format._errors import (
@@ -19,6 +28,7 @@ from elsa_format._errors import (
     NonFinite,
 )
 from elsa_format._header import TensorInfo
+from elsa_format._jobs import Meter
 from elsa_format._profile import Profile, variant_name
 
 
@@ -36,28 +46,37 @@ class Report:
     """Levels whose digest was compared; the others have none."""
 
 
-def verify(source: Source, *, progress: Progress = ignore) -> Report:
-    """Read a whole file, from a path or a stream, and raise for the first thing that is wrong.
+def verify(source: Source, *, jobs: int = 1, progress: Progress = ignore) -> Report:
+    """Read a whole file or all shards of an index, and raise for the first thing that is wrong.
+
+    The source is a path, a URL or a stream; `jobs` shards are read at a time.
 
     >>> verify("net.safetensors").levels  # doctest: +SKIP
     3
     """
     with open_source(source) as opened:
         header, profile = read_profile(opened)
-        reader = BlockReader(opened, header, profile, progress=progress)
+        meter = Meter(progress, header.data_size)
         digests = LevelDigests(profile.bits, len(profile.levels))
-        checker = _Checker(profile, digests, opened.name)
-        for info in header.tensors.values():
-            checker.check(info, reader)
-        reader.finish()
-        if checker.problem is not None:
-            raise checker.problem
+
+        def check(track: Track) -> FormatError | None:
+            with track.open() as reader:
+                checker = _Checker(profile, digests, reader.source.name)
+                for info in track.tensors:
+                    checker.check(info, reader)
+                reader.finish()
+            return checker.problem
+
+        found = meter.run(check, tracks(opened, header, profile, meter), jobs)
+        problems = [problem for problem in found if problem is not None]
+        for problem in sorted(problems, key=_comes_late):
+            raise problem
         compared = 0
         if profile.shard is None:
-            for level, found in zip(profile.levels, digests.result(), strict=True):
-                if level.digest not in (None, found):
+            for level, digest in zip(profile.levels, digests.result(), strict=True):
+                if level.digest not in (None, digest):
                     raise DigestMismatch(
-                        f"{opened.name}: level {level.name!r}: digest {found}, "
+                        f"{opened.name}: level {level.name!r}: digest {digest}, "
                         f"expected {level.digest}"
                     )
                 compared += level.digest is not None
@@ -69,6 +88,11 @@ def verify(source: Source, *, progress: Progress = ignore) -> Report:
         checksums=len(profile.checksums),
         digests=compared,
     )
+
+
+def _comes_late(problem: FormatError) -> bool:
+    """Spec §11.2: a wrong weight comes before a wrong count."""
+    return isinstance(problem, CountMismatch)
 
 
 class _Checker:
@@ -88,10 +112,8 @@ class _Checker:
             try:
                 self._check_nested(info, blocks)
             except (CounterOutOfRange, NonFinite, CountMismatch) as error:
-                # Spec §11.2: a wrong checksum in what follows comes first, and a wrong weight
-                # before a wrong count.
-                first, now = (isinstance(e, CountMismatch) for e in (self.problem, error))
-                if self.problem is None or (first and not now):
+                # Spec §11.2: a wrong checksum in what follows comes first.
+                if self.problem is None or _comes_late(error) < _comes_late(self.problem):
                     self.problem = error
                 for _ in blocks:
                     pass

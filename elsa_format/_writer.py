@@ -1,7 +1,9 @@
 """Write an ELSA file in one pass: data first, then the header that describes it (spec §8.1)."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,12 +13,16 @@ from numpy.typing import NDArray
 from elsa_format import _kernels, _level_file
 from elsa_format._blocks import BLOCK
 from elsa_format._codec import check_bits, refuse_unpackable
-from elsa_format._digest import LevelDigests
+from elsa_format._digest import LevelDigests, digest_of_lines
 from elsa_format._dtypes import of_array
 from elsa_format._errors import CounterOutOfRange, InvalidProfile, TensorMismatch
 from elsa_format._header import LENGTH_BYTES, TensorInfo, lay_out, serialize
-from elsa_format._output import Output, Target, open_output
+from elsa_format._index import index_bytes
+from elsa_format._json import MAX_SAFE_INTEGER
+from elsa_format._output import Output, Target
 from elsa_format._profile import KEY, RESERVED, ZEROS, Level, Profile, bits_for, variant_name
+from elsa_format._shard_output import Destination, open_destination
+from elsa_format._shards import join_profiles
 
 
 @dataclass(frozen=True)
@@ -29,10 +35,35 @@ class LevelSpec:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Totals:
+    """What the data says about every level: of one shard, or added up, of the network."""
+
+    nonzero: tuple[int, ...]
+    lines: tuple[dict[str, str], ...] | None
+    """The digest's lines; None if no digests are wanted."""
+
+    def __add__(self, other: "Totals") -> "Totals":
+        lines = None
+        if self.lines is not None and other.lines is not None:
+            pairs = zip(self.lines, other.lines, strict=True)
+            lines = tuple({**one, **more} for one, more in pairs)
+        kept = zip(self.nonzero, other.nonzero, strict=True)
+        return Totals(tuple(one + more for one, more in kept), lines)
+
+    @cached_property
+    def digests(self) -> Sequence[str | None]:
+        """The digest of each level."""
+        if self.lines is None:
+            return [None] * len(self.nonzero)
+        return [digest_of_lines(lines) for lines in self.lines]
+
+
 class Writer:
     """Places every tensor in advance, takes their bytes in any order, then writes the header.
 
-    The header has room reserved for its longest form: counts are known only after the data.
+    The header has room reserved for its longest form: counts are known only after the data, and
+    a shard's level table only after all shards' data.
     """
 
     def __init__(
@@ -47,8 +78,10 @@ class Writer:
         metadata: Mapping[str, str] | None = None,
         dense_metrics: Mapping[str, float] | None = None,
         digests: bool = True,
+        shard: tuple[int, int] | None = None,
     ) -> None:
         self.output, self.bits, self.levels = output, bits, tuple(levels)
+        self.shard = shard
         self.metadata = {
             k: v for k, v in (metadata or {}).items() if k not in (KEY, _level_file.KEY)
         }
@@ -98,8 +131,8 @@ class Writer:
         elif name not in self.per_level:
             self._digests.end_plain(info, name, range(1, len(self.levels) + 1))
 
-    def finish(self) -> Profile:
-        """Write the header and give the file its name."""
+    def close_data(self) -> Totals:
+        """Check that all bytes are there, and add up what they hold."""
         for name, info in self.tensors.items():
             if not info.nbytes:
                 self.append(name, np.empty(0, np.uint8))
@@ -111,47 +144,55 @@ class Writer:
                 raise CounterOutOfRange(
                     f"tensor {name!r}: counter {top}, expected 0..{len(self.levels)}"
                 )
-        profile = self._profile()
+        return self._totals()
+
+    def finish(self, network: Totals) -> Profile:
+        """Write the header; the level table is that of the whole network."""
+        profile = self._profile(network)
         self.output.write_at(0, self._header(profile))
-        self.output.commit()
         return profile
 
-    def _profile(self) -> Profile:
+    def _totals(self) -> Totals:
+        kept = self._kept().values()
+        lines = tuple(self._digests.lines) if self._digests else None
+        return Totals(tuple(sum(c[t] for c in kept) for t in range(len(self.levels))), lines)
+
+    def _kept(self) -> dict[str, tuple[int, ...]]:
         top = len(self.levels) + 1
-        nested = {
+        return {
             name: tuple(int(n) for n in counts[1:top].cumsum())
             for name, counts in self.counts.items()
         }
-        digests = self._digests.result() if self._digests else [None] * len(self.levels)
+
+    def _profile(self, network: Totals) -> Profile:
         return Profile(
             bits=self.bits,
             levels=tuple(
                 Level(
                     name=level.name,
-                    nonzero=sum(counts[t] for counts in nested.values()),
+                    nonzero=network.nonzero[t],
                     target=level.target,
                     pattern=level.pattern,
-                    digest=digests[t],
+                    digest=network.digests[t],
                     metrics=level.metrics,
                 )
                 for t, level in enumerate(self.levels)
             ),
-            nested=nested,
+            nested=self._kept(),
             per_level=self.per_level,
             checksums={name: f"xxh3:{xxh.hexdigest()}" for name, xxh in self._hashes.items()},
             dense_metrics=self.dense_metrics,
+            shard=self.shard,
         )
 
     def _longest_profile(self) -> Profile:
         sizes = {name: self.tensors[name].elements for name in self.counts}
-        profile = self._profile()
-        digest = "sha256:" + "0" * 64 if self._digests else None
+        # A shard does not know how large the others are.
+        most = MAX_SAFE_INTEGER if self.shard else sum(sizes.values())
+        profile = self._profile(self._totals())
         return replace(
             profile,
-            levels=tuple(
-                replace(level, nonzero=sum(sizes.values()), digest=digest)
-                for level in profile.levels
-            ),
+            levels=tuple(replace(level, nonzero=most) for level in profile.levels),
             nested={name: (size,) * len(self.levels) for name, size in sizes.items()},
         )
 
@@ -161,6 +202,61 @@ class Writer:
             return serialize(self.tensors, metadata, reserve=self._reserved)
 
         return with_checksum(xxhash.xxh3_64_hexdigest(with_checksum(ZEROS)[LENGTH_BYTES:]))
+
+
+class Writers:
+    """The writers of a network: one for a file, or one for each shard."""
+
+    def __init__(self, destination: Destination, parts: Sequence[Writer]) -> None:
+        self.destination, self.parts = destination, parts
+        self._part_of = {name: part for part in parts for name in part.tensors}
+
+    def append(self, name: str, data: NDArray[Any]) -> None:
+        """Store the next bytes of a tensor; see `Writer.append`."""
+        self._part_of[name].append(name, data)
+
+    def finish(self) -> Profile:
+        """Write the headers, let the files appear, and give the profile of the network."""
+        totals = [part.close_data() for part in self.parts]
+        network = totals[0]
+        for more in totals[1:]:
+            network += more
+        profiles = [part.finish(network) for part in self.parts]
+        tensors = [part.tensors.values() for part in self.parts]
+        if self.destination.sharded:
+            self.destination.commit(index_bytes(self.destination.names, tensors))
+        else:
+            self.destination.commit()
+        return join_profiles(profiles)
+
+
+@contextlib.contextmanager
+def open_writers(
+    target: Target,
+    groups: Sequence[Sequence[TensorInfo]],
+    *,
+    nested: Iterable[str],
+    per_level: Iterable[str] = (),
+    force: bool = False,
+    **options: Any,
+) -> Iterator[Writers]:
+    """A writer for each group of tensors if the target is an index, else for the only one."""
+    nested, per_level = set(nested), set(per_level)
+    with open_destination(target, len(groups), force=force) as destination:
+        parts = []
+        for number, (output, infos) in enumerate(zip(destination.outputs, groups, strict=True), 1):
+            names = {info.name for info in infos}
+            parts.append(
+                Writer(
+                    output,
+                    infos,
+                    nested=sorted(nested & names),
+                    per_level=per_level & names,
+                    shard=(number, len(groups)) if destination.sharded else None,
+                    **options,
+                )
+            )
+        yield Writers(destination, parts)
 
 
 def write(
@@ -208,21 +304,21 @@ def write(
             check_bits(info.dtype, bits, f"tensor {info.name!r}")
             words = arrays[info.name].reshape(-1).view(info.dtype.words)
             refuse_unpackable(words, None, info.dtype, len(levels), f"tensor {info.name!r}")
-    with open_output(path, force=force) as output:
-        writer = Writer(
-            output,
-            infos,
-            bits=bits,
-            levels=levels,
-            nested=nested,
-            per_level=per_level,
-            metadata=metadata,
-            dense_metrics=dense_metrics,
-            digests=digests,
-        )
-        for name in writer.tensors:
+    with open_writers(
+        path,
+        [infos],
+        bits=bits,
+        levels=levels,
+        nested=nested,
+        per_level=per_level,
+        metadata=metadata,
+        dense_metrics=dense_metrics,
+        digests=digests,
+        force=force,
+    ) as writers:
+        for name in writers.parts[0].tensors:
             flat = arrays[name].reshape(-1)
             step = BLOCK // flat.itemsize
             for start in range(0, flat.size, step):
-                writer.append(name, flat[start : start + step])
-        return writer.finish()
+                writers.append(name, flat[start : start + step])
+        return writers.finish()

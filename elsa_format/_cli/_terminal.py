@@ -12,9 +12,11 @@ from typing import Any, ParamSpec
 import click
 
 from elsa_format import ElsaError
+from elsa_format._index import is_index
 
 P = ParamSpec("P")
 SETTINGS = {"help_option_names": ["-h", "--help"]}
+JOBS = "Shards worked on at a time, each in its own few megabytes.  [default: 1]"
 
 
 def reports_errors(function: Callable[P, None]) -> Callable[P, None]:
@@ -44,6 +46,12 @@ def reports_errors(function: Callable[P, None]) -> Callable[P, None]:
             sys.exit(130)
 
     return wrapped
+
+
+def check_shards(out: str, max_shard_size: int | None) -> None:
+    """Refuse a shard size for an output that is one file."""
+    if max_shard_size is not None and not is_index(out):
+        raise click.UsageError("--max-shard-size is for an OUT that ends in .index.json.")
 
 
 def _fail(message: str, code: int) -> None:

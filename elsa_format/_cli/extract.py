@@ -1,6 +1,5 @@
 """elsa-extract: stream one level out of a file."""
 
-import os
 import sys
 from typing import Any
 
@@ -8,15 +7,18 @@ import click
 
 from elsa_format import extract
 from elsa_format._cli._terminal import (
+    JOBS,
     SETTINGS,
     LevelType,
     SizeType,
     SparsityType,
+    check_shards,
     progress,
     reports_errors,
     show_size,
 )
 from elsa_format._layouts import LAYOUTS
+from elsa_format._shard_output import written_size
 
 
 @click.command("extract", context_settings=SETTINGS)
@@ -37,13 +39,18 @@ from elsa_format._layouts import LAYOUTS
     help="How to store nested tensors.",
 )
 @click.option("--keep-levels", is_flag=True, help="Stay an ELSA file with levels 1 to LEVEL.")
+@click.option(
+    "--max-shard-size", type=SizeType(), help="With an OUT.index.json: most bytes of a shard."
+)
+@click.option("-j", "--jobs", type=click.IntRange(1), default=1, help=JOBS)
 @click.option("--no-verify", is_flag=True, help="Do not compare checksums.")
 @click.option("-f", "--force", is_flag=True, help="Replace OUT if it exists.")
 @reports_errors
 def command(source: str, target: str, no_verify: bool, **options: Any) -> None:
     """Write one level of an ELSA file as a checkpoint of its own.
 
-    SRC is read front to back once, in constant memory, so it may be a pipe (-).
+    SRC is read front to back once, in constant memory, so it may be a pipe (-) or a URL; or it is a
+    shard index (.index.json). An OUT that ends in .index.json is written in shards, too.
 
     \b
     elsa-extract net.safetensors --level 2 -o level2.safetensors
@@ -54,6 +61,7 @@ def command(source: str, target: str, no_verify: bool, **options: Any) -> None:
     wishes = [options[name] is not None for name in ("level", "sparsity", "max_size")]
     if sum(wishes) != 1:
         raise click.UsageError("Give one of --level, --sparsity and --max-size.")
+    check_shards(target, options["max_shard_size"])
     with progress("extracting") as shown:
         level = extract(
             sys.stdin.buffer if source == "-" else source,
@@ -63,7 +71,7 @@ def command(source: str, target: str, no_verify: bool, **options: Any) -> None:
             **options,
         )
     if target != "-":
-        size = show_size(os.path.getsize(target))
+        size = show_size(written_size(target))
         click.echo(f"{target}: level {level}, {size} as {options['layout']}", err=True)
 
 

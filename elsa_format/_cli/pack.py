@@ -1,14 +1,24 @@
 """elsa-pack: nest levels into a checkpoint."""
 
 import json
-import os
 import sys
 from typing import Any
 
 import click
 
 from elsa_format import PackReport, pack
-from elsa_format._cli._terminal import SETTINGS, progress, reports_errors, show_size, table
+from elsa_format._cli._terminal import (
+    JOBS,
+    SETTINGS,
+    SizeType,
+    check_shards,
+    progress,
+    reports_errors,
+    show_size,
+    table,
+)
+from elsa_format._index import is_index
+from elsa_format._shard_output import written_size
 
 
 @click.command("pack", context_settings=SETTINGS)
@@ -63,6 +73,10 @@ from elsa_format._cli._terminal import SETTINGS, progress, reports_errors, show_
 @click.option("--template", metavar="FILE", help="For ONNX: write the graph, pointing into OUT.")
 @click.option("--no-digests", is_flag=True, help="Do not compute level digests.")
 @click.option("-o", "--output", "out", metavar="OUT", required=True, help="File, or - for stdout.")
+@click.option(
+    "--max-shard-size", type=SizeType(), help="With an OUT.index.json: most bytes of a shard."
+)
+@click.option("-j", "--jobs", type=click.IntRange(1), default=1, help=JOBS)
 @click.option("-f", "--force", is_flag=True, help="Replace OUT if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was packed as JSON.")
 @click.option("-q", "--quiet", is_flag=True, help="Print no summary.")
@@ -83,7 +97,8 @@ def command(
     """Nest sparse levels into a checkpoint, without changing its size.
 
     DENSE is a .safetensors or .npz file, a shard index (.index.json), or what an installed
-    converter reads (.onnx).
+    converter reads (.onnx). An OUT that ends in .index.json is written in shards, those of DENSE or
+    of at most --max-shard-size.
 
     \b
     elsa-pack dense.safetensors --sparsities 95,90,80 -o net.safetensors
@@ -96,6 +111,9 @@ def command(
         raise click.UsageError("Give one of --sparsities, --level and --counters.")
     if template is not None and out == "-":
         raise click.UsageError("--template points into a file; -o - is none.")
+    if template is not None and is_index(out):
+        raise click.UsageError("--template points into one file; OUT is in shards.")
+    check_shards(out, options["max_shard_size"])
     with progress("packing") as shown:
         report = pack(
             dense,
@@ -144,7 +162,7 @@ def _summary(report: PackReport, out: str) -> str:
         lines.append(f"not nested ({reason}): {len(names)} tensors: {_few(names)}")
     lines += [f"note: {note}" for note in report.notes]
     if out != "-":
-        lines.append(f"{out}: {show_size(os.path.getsize(out))}")
+        lines.append(f"{out}: {show_size(written_size(out))}")
     return "\n".join(lines)
 
 

@@ -7,24 +7,25 @@ import sys
 import click
 
 from elsa_format import verify
-from elsa_format._cli._terminal import SETTINGS, progress, reports_errors
+from elsa_format._cli._terminal import JOBS, SETTINGS, progress, reports_errors
 
 
 @click.command("verify", context_settings=SETTINGS)
 @click.argument("source", metavar="SRC", type=click.Path(dir_okay=False, allow_dash=True))
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@click.option("-j", "--jobs", type=click.IntRange(1), default=1, help=JOBS)
 @reports_errors
-def command(source: str, as_json: bool) -> None:
+def command(source: str, as_json: bool, jobs: int) -> None:
     """Check an ELSA file: header, profile, every checksum, counter, count and level digest.
 
-    SRC may be - for standard input. Exit code 0 means that all of it holds, 3 that something does
-    not; the message says what.
+    SRC may be - for standard input, a URL, or a shard index (.index.json). Exit code 0 means that
+    all of it holds, 3 that something does not; the message says what.
 
     \b
     elsa-verify net.safetensors
     """
     with progress("verifying") as shown:
-        report = verify(sys.stdin.buffer if source == "-" else source, progress=shown)
+        report = verify(sys.stdin.buffer if source == "-" else source, jobs=jobs, progress=shown)
     if as_json:
         click.echo(json.dumps({"valid": True, **dataclasses.asdict(report)}))
     else:

@@ -1,0 +1,119 @@
+"""The index of a network in shards: which file holds which tensor (spec §10)."""
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from elsa_format._errors import InvalidIndex, InvalidJson, UnsafePath
+from elsa_format._header import MAX_HEADER, TensorInfo, read_exactly
+from elsa_format._json import parse_document
+from elsa_format._storage import Source, is_url, open_storage
+
+SUFFIX = ".index.json"
+
+
+@dataclass(frozen=True)
+class Index:
+    """A parsed index; its file names are plain names."""
+
+    weight_map: Mapping[str, str]
+    """Tensor to file."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def files(self) -> list[str]:
+        """The shards, sorted by name, which is the order of their numbers."""
+        return sorted(set(self.weight_map.values()))
+
+
+def is_index(source: object) -> bool:
+    """Whether a path or URL names an index.
+
+    >>> is_index("model.safetensors.index.json"), is_index("https://host/m.index.json?x=1")
+    (True, True)
+    """
+    if not isinstance(source, str | os.PathLike):
+        return False
+    text = os.fspath(source)
+    if is_url(text):
+        text = text.split("?")[0].split("#")[0]
+    return text.endswith(SUFFIX)
+
+
+def read_index(source: Source) -> tuple[Index, str]:
+    """The index at a path or URL, and its name for messages; no shard is opened."""
+    storage = open_storage(source)
+    try:
+        raw = read_exactly(storage.front(), MAX_HEADER + 1)
+        where = storage.name
+    finally:
+        storage.close()
+    if len(raw) > MAX_HEADER:
+        raise InvalidIndex(f"{where}: more than {MAX_HEADER} bytes")
+    return parse(raw, where), where
+
+
+def parse(raw: bytes, where: str) -> Index:
+    """Check an index by itself: restricted JSON, its structure, plain file names."""
+    try:
+        document = parse_document(raw.decode("utf-8"), where)
+    except UnicodeDecodeError as error:
+        raise InvalidJson(f"{where}: is not UTF-8 at byte {error.start}") from None
+    weight_map, metadata = document.get("weight_map"), document.get("metadata", {})
+    if (
+        not isinstance(weight_map, dict)
+        or not weight_map
+        or not all(isinstance(name, str) for name in weight_map.values())
+    ):
+        raise InvalidIndex(f"{where}: weight_map is not an object of file names")
+    if not isinstance(metadata, dict):
+        raise InvalidIndex(f"{where}: metadata is not an object")
+    index = Index(weight_map, metadata)
+    for name in index.files:
+        if name in ("", ".", "..") or any(c in name for c in "/\\\0"):
+            raise UnsafePath(f"{where}: shard {name!r} is outside the directory of the index")
+    return index
+
+
+def shard_path(index: Path, name: str) -> Path:
+    """The file of a shard, which must be in the index's directory even if it is a link.
+
+    An index that is a link itself has two directories, the link's and its target's: in a download
+    cache all files of a network are links into one directory.
+    """
+    path = index.parent / name
+    folders = (index.parent.resolve(), index.resolve().parent)
+    if path.resolve().parent not in folders:
+        raise UnsafePath(f"{index}: shard {name!r} is a link that leaves the directory")
+    return path
+
+
+def shard_names(index: str | os.PathLike[str], count: int) -> list[str]:
+    """The names of the shards beside a new index.
+
+    >>> shard_names("out/model.safetensors.index.json", 2)[0]
+    'model-00001-of-00002.safetensors'
+    """
+    prefix = Path(index).name.removesuffix(SUFFIX).removesuffix(".safetensors") or "model"
+    return [f"{prefix}-{n:05}-of-{count:05}.safetensors" for n in range(1, count + 1)]
+
+
+def index_bytes(
+    names: Sequence[str],
+    shards: Sequence[Iterable[TensorInfo]],
+    metadata: Mapping[str, Any] | None = None,
+) -> bytes:
+    """A new index, written as the Hugging Face libraries write theirs."""
+    weight_map, total = {}, 0
+    for name, infos in zip(names, shards, strict=True):
+        for info in infos:
+            weight_map[info.name] = name
+            total += info.nbytes
+    document = {
+        "metadata": {"total_size": total} | dict(metadata or {}),
+        "weight_map": dict(sorted(weight_map.items())),
+    }
+    return (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode("utf-8")

@@ -1,0 +1,285 @@
+"""The shards of a network, read as if they were one file (spec §10).
+
+All headers first, then the data sections one after the other: so every reader of a file reads
+shards too, by positions that no file has.
+"""
+
+import os
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote, urlsplit
+
+from elsa_format import _profile
+from elsa_format._errors import CountMismatch, InvalidIndex
+from elsa_format._header import Header, Readable, TensorInfo, check_size, read_header
+from elsa_format._index import Index, is_index, read_index, shard_path
+from elsa_format._profile import KEY, Profile
+from elsa_format._storage import Reader, Source, Storage, is_url, open_storage
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One open file of a network."""
+
+    file: str
+    storage: Storage
+    header: Header
+
+    def data(self) -> Reader:
+        """The data section."""
+        start = self.header.data_start
+        return self.storage.reader(start, start + self.header.data_size)
+
+
+@dataclass(frozen=True)
+class JoinedHeader(Header):
+    """The headers of all shards as one."""
+
+    headers_size: int = field(default=0, kw_only=True)
+
+    @property
+    def data_start(self) -> int:
+        """Where the first data section would start if all headers came before it."""
+        return self.headers_size
+
+
+class Shards:
+    """Storage of several files, as one."""
+
+    def __init__(self, name: str, shards: Sequence[Shard]) -> None:
+        self.name, self.shards = name, tuple(shards)
+        tensors: dict[str, TensorInfo] = {}
+        metadata: dict[str, str] = {}
+        position, self._starts = 0, list[int]()
+        for shard in self.shards:
+            self._starts.append(position)
+            for info in shard.header.tensors.values():
+                tensors[info.name] = replace(info, start=position + info.start)
+            metadata |= {k: v for k, v in shard.header.metadata.items() if k != KEY}
+            position += shard.header.data_size
+        headers = sum(shard.header.data_start for shard in self.shards)
+        self.header = JoinedHeader(tensors, metadata, b"", headers_size=headers)
+        self.size = self.header.data_start + self.header.data_size
+        self.far = any(shard.storage.far for shard in self.shards)
+
+    def front(self) -> Readable:
+        """Refuse: no file has the joined header."""
+        raise NotImplementedError
+
+    def reader(self, start: int, stop: int) -> Reader:
+        """Read along a range of the joined data sections."""
+        return _JoinedReader(self, start, stop)
+
+    def at(self, position: int) -> tuple[int, int]:
+        """The shard that holds a position, and the position in its file."""
+        position -= self.header.data_start
+        number = bisect_right(self._starts, position) - 1
+        return number, self.shards[number].header.data_start + position - self._starts[number]
+
+    def check_unchanged(self) -> None:
+        """Ask every shard."""
+        for shard in self.shards:
+            shard.storage.check_unchanged()
+
+    def close(self) -> None:
+        """Close every shard."""
+        for shard in self.shards:
+            shard.storage.close()
+
+
+class _JoinedReader:
+    """Goes from one shard's data section to the next."""
+
+    def __init__(self, shards: Shards, start: int, stop: int) -> None:
+        self.shards, self.position, self.stop = shards, start, stop
+        self._number, self._left = -1, 0
+        self._inner: Reader | None = None
+
+    def readinto(self, buffer: Any, /) -> int:
+        view = memoryview(buffer)[: max(self.stop - self.position, 0)]
+        if not view:
+            return 0
+        if self._inner is None or not self._left:
+            self._open()
+        assert self._inner is not None
+        count = self._inner.readinto(view[: self._left])
+        self.position += count
+        self._left -= count
+        return count
+
+    def read(self, size: int, /) -> bytes:
+        buffer = bytearray(size)
+        return bytes(buffer[: self.readinto(buffer)])
+
+    def seek(self, position: int, /) -> None:
+        if position == self.position:
+            return
+        self.position = position
+        if self._inner is not None:
+            number, inside = self.shards.at(position)
+            if number == self._number:
+                self._left = self._end(number) - inside
+                self._inner.seek(inside)
+            else:
+                self.close()
+
+    def close(self) -> None:
+        if self._inner is not None:
+            self._inner.close()
+            self._inner = None
+
+    def _open(self) -> None:
+        self.close()
+        self._number, inside = self.shards.at(self.position)
+        end = self._end(self._number)
+        self._left = end - inside
+        self._inner = self.shards.shards[self._number].storage.reader(inside, end)
+
+    def _end(self, number: int) -> int:
+        header = self.shards.shards[number].header
+        return header.data_start + header.data_size
+
+
+def open_network(source: Source) -> tuple[Storage, Header, Profile]:
+    """An ELSA file or index: its bytes, header and profile."""
+    if is_index(source):
+        shards, profile = open_elsa_shards(source)
+        return shards, shards.header, profile
+    return _open_file(source, _profile.parse)
+
+
+def open_plain(source: Source) -> tuple[Storage, Header]:
+    """A safetensors file: its bytes and header."""
+    storage, header, _ = _open_file(source, _nothing)
+    return storage, header
+
+
+def open_shards(source: Source) -> Shards:
+    """The shards of any checkpoint, sorted by file name."""
+    return _open(source, _nothing)[0]
+
+
+def open_elsa_shards(source: Source) -> tuple[Shards, Profile]:
+    """The shards of an ELSA network by their numbers, and the profile of the whole."""
+    shards, index, profiles = _open(source, _profile.parse)
+    try:
+        return _join(shards, index, profiles)
+    except BaseException:
+        shards.close()
+        raise
+
+
+def shard_source(source: Source, file: str) -> Source:
+    """The path or URL of a shard: the index's, with another file name."""
+    if isinstance(source, str) and is_url(source):
+        parts = urlsplit(source)
+        if parts.scheme not in ("http", "https"):
+            return f"{source.rpartition('/')[0]}/{file}"
+        folder = parts.path.rpartition("/")[0]
+        # The query stays, for stores whose signature covers a directory; it goes to the same host.
+        return parts._replace(path=f"{folder}/{quote(file)}", fragment="").geturl()
+    if not isinstance(source, str | os.PathLike):
+        raise TypeError("an index is a path or a URL")
+    return shard_path(Path(source), file)
+
+
+def _nothing(header: Header, where: str) -> None:
+    """What is parsed of a header that need not have a profile."""
+
+
+def _open_file(source: Source, parse: Callable[[Header, str], T]) -> tuple[Storage, Header, T]:
+    storage = open_storage(source)
+    try:
+        header = read_header(storage.front(), storage.name)
+        parsed = parse(header, storage.name)
+        check_size(header, storage.size, storage.name)
+    except BaseException:
+        storage.close()
+        raise
+    return storage, header, parsed
+
+
+def _open(source: Source, parse: Callable[[Header, str], T]) -> tuple[Shards, Index, dict[str, T]]:
+    index, where = read_index(source)
+    sources = {file: shard_source(source, file) for file in index.files}
+    for file, path in sources.items():
+        if isinstance(path, Path) and not path.is_file():
+            raise InvalidIndex(f"{where}: shard {file!r} does not exist")
+    opened: list[Shard] = []
+    parsed = {}
+    try:
+        for file, path in sources.items():
+            storage, header, parsed[file] = _open_file(path, parse)
+            opened.append(Shard(file, storage, header))
+        _check_map(index, opened, where)
+    except BaseException:
+        for shard in opened:
+            shard.storage.close()
+        raise
+    return Shards(where, opened), index, parsed
+
+
+def _check_map(index: Index, shards: Sequence[Shard], where: str) -> None:
+    stored = {}
+    for shard in shards:
+        for name in shard.header.tensors:
+            listed = index.weight_map.get(name)
+            if listed is None:
+                raise InvalidIndex(
+                    f"{where}: tensor {name!r} of {shard.file!r} is not in the index"
+                )
+            if listed != shard.file:
+                raise InvalidIndex(
+                    f"{where}: tensor {name!r} is in {shard.file!r}, the index says {listed!r}"
+                )
+            stored[name] = shard.file
+    for name, file in index.weight_map.items():
+        if name not in stored:
+            raise InvalidIndex(f"{where}: tensor {name!r} is not in {file!r}")
+
+
+def _join(shards: Shards, index: Index, profiles: Mapping[str, Profile]) -> tuple[Shards, Profile]:
+    where, count = shards.name, len(shards.shards)
+    first = profiles[shards.shards[0].file]
+    numbers: dict[int, Shard] = {}
+    for shard in shards.shards:
+        profile = profiles[shard.file]
+        number, of = profile.shard or (0, 0)
+        if of != count or number in numbers:
+            raise InvalidIndex(
+                f"{where}: {shard.file!r} is shard {number} of {of}, expected 1..{count} "
+                f"of {count}, each once"
+            )
+        numbers[number] = shard
+        if (profile.bits, profile.levels) != (first.bits, first.levels):
+            raise InvalidIndex(
+                f"{where}: {shard.file!r} has other levels than {shards.shards[0].file!r}"
+            )
+    stated, found = index.metadata.get("total_size"), shards.header.data_size
+    if stated is not None and (type(stated) is not int or stated != found):
+        raise InvalidIndex(f"{where}: total_size {stated!r}, but the tensors have {found} bytes")
+    ordered = [numbers[number] for number in sorted(numbers)]
+    whole = join_profiles([profiles[shard.file] for shard in ordered])
+    for t, level in enumerate(whole.levels):
+        kept = sum(counts[t] for counts in whole.nested.values())
+        if kept != level.nonzero:
+            raise CountMismatch(
+                f"{where}: level {t + 1}: nonzero {level.nonzero}, but its tensors keep {kept}"
+            )
+    return Shards(where, ordered), whole
+
+
+def join_profiles(parts: Sequence[Profile]) -> Profile:
+    """The profile of a network from those of its shards, whose level tables are the same."""
+    return replace(
+        parts[0],
+        nested={name: counts for part in parts for name, counts in part.nested.items()},
+        per_level=tuple(sorted(name for part in parts for name in part.per_level)),
+        checksums={name: xxh for part in parts for name, xxh in part.checksums.items()},
+        shard=None,
+    )
