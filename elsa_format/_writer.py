@@ -146,7 +146,13 @@ class Writer:
                 )
         return self._totals()
 
-    def finish(self, network: Totals) -> Profile:
+    def finish(self) -> Profile:
+        """Write the header of a file that is no shard, and give the file its name."""
+        profile = self.write_header(self.close_data())
+        self.output.commit()
+        return profile
+
+    def write_header(self, network: Totals) -> Profile:
         """Write the header; the level table is that of the whole network."""
         profile = self._profile(network)
         self.output.write_at(0, self._header(profile))
@@ -221,7 +227,7 @@ class Writers:
         network = totals[0]
         for more in totals[1:]:
             network += more
-        profiles = [part.finish(network) for part in self.parts]
+        profiles = [part.write_header(network) for part in self.parts]
         tensors = [part.tensors.values() for part in self.parts]
         if self.destination.sharded:
             self.destination.commit(index_bytes(self.destination.names, tensors))
