@@ -184,10 +184,10 @@
     $("level-table").replaceChildren(
       make("thead", {}, make("tr", {},
         ...head.map((text, i) => make("th", { scope: "col", class: i > 1 ? "num" : undefined }, text)),
-        ...metrics.map((metric) => make("th", { scope: "col", class: "num" }, isolated(metric, 40))),
+        ...metrics.map((metric) => make("th", { scope: "col", class: "num" }, isolated(metric, 28))),
         digests ? make("th", { scope: "col" }, "Digest") : null)),
       make("tbody", {}, ...levels.map((level, i) =>
-        row(String(i + 1), i + 1, isolated(level.name), asked(level), level.kept, level.sizes, level.metrics, level.digest))),
+        row(String(i + 1), i + 1, isolated(level.name, 80), asked(level), level.kept, level.sizes, level.metrics, level.digest))),
       make("tfoot", {}, row("dense", 0, "the file as it is", null, file.weights, [data.dense.size, null, null], data.dense.metrics, null)),
     );
   }
