@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench asan clean
+.PHONY: demo test lint bench asan fuzz clean
 .DEFAULT_GOAL := test
 
 $(VENV)/ready: pyproject.toml constraints.txt CMakeLists.txt $(wildcard elsa_format/*.c elsa_format/native/*)
@@ -27,6 +27,19 @@ lint: $(VENV)/ready  ## ruff, mypy, import-linter
 
 bench: $(VENV)/ready  ## measure, and write docs/benchmarks.md
 	$(BIN)/python -m benchmarks
+
+asan: $(VENV)/ready  ## the kernels' tests with the C module under AddressSanitizer and UBSan
+	mkdir -p .cache/asan
+	for variant in -UELSA_PLAIN -DELSA_PLAIN; do \
+	  cc -std=c11 -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer \
+	    -shared -fPIC -Wall -Wextra -Werror $$variant -DPy_LIMITED_API=0x030b0000 \
+	    -I$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))') \
+	    elsa_format/native/*.c -o .cache/asan/_native.abi3.so && \
+	  LD_PRELOAD="$$(cc -print-file-name=libasan.so) $$(cc -print-file-name=libubsan.so)" \
+	    ASAN_OPTIONS=detect_leaks=0 CI=1 ELSA_TEST_NATIVE=.cache/asan/_native.abi3.so \
+	    $(BIN)/python -m pytest -q -p no:cacheprovider tests/unit/test_kernels.py \
+	    tests/property/test_kernels_property.py || exit 1; \
+	done
 
 clean:
 	rm -rf $(VENV) build demo-out .cache
