@@ -1,5 +1,6 @@
 """elsa-export: a level, or all of them, as a model of another format."""
 
+import os
 import sys
 from typing import Any
 
@@ -14,6 +15,7 @@ from elsa_format._cli._terminal import (
     SparsityType,
     progress,
     reports_errors,
+    show_size,
 )
 
 
@@ -77,6 +79,8 @@ def export(
     try:
         if all_levels:
             onnx.export_all_levels(source, template, target, level_input=level_input, force=force)
+            size = show_size(os.path.getsize(target))
+            click.echo(f"{target}: all levels, {size} beside {source}", err=True)
             return
         with progress("exporting") as shown:
             level = onnx.export(
@@ -92,8 +96,8 @@ def export(
         if len(error.rows) > 1:
             click.echo(error.table(), err=True)
         raise
-    if sys.stderr.isatty():
-        click.echo(f"level {level} of {source} -> {target}", err=True)
+    if target != "-":
+        click.echo(f"{target}: level {level}, {show_size(os.path.getsize(target))}", err=True)
 
 
 def _onnx() -> Any:

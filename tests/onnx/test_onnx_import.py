@@ -149,13 +149,14 @@ def test_weights_leave_loops_and_scans(tmp_path: Path) -> None:
     m.assert_near(m.run(template, feeds), m.run(source, feeds))
 
 
-def test_functions_are_inlined(tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [4, 64])
+def test_functions_are_inlined(tmp_path: Path, size: int) -> None:
     function = helper.make_function(
         "own",
         "Layer",
         ["x"],
         ["y"],
-        [m.constant("w", m.weights(4, 4)), helper.make_node("MatMul", ["x", "w"], ["y"])],
+        [m.constant("w", m.weights(size, size)), helper.make_node("MatMul", ["x", "w"], ["y"])],
         [helper.make_opsetid("", 21)],
     )
     main = m.graph(
@@ -163,8 +164,8 @@ def test_functions_are_inlined(tmp_path: Path) -> None:
             helper.make_node("Layer", ["x"], ["h"], domain="own"),
             helper.make_node("Layer", ["h"], ["y"], domain="own"),
         ],
-        [m.value("x", [4, 4])],
-        [m.value("y", [4, 4])],
+        [m.value("x", [size, size])],
+        [m.value("y", [size, size])],
     )
     proto = m.model(main)
     proto.functions.append(function)
@@ -172,7 +173,7 @@ def test_functions_are_inlined(tmp_path: Path) -> None:
     source = m.save(proto, tmp_path / "m.onnx")
     assert len(nested(OnnxCheckpoint(source))) == 2
     _, template = m.packed(source, tmp_path)
-    feeds = {"x": m.weights(4, 4, seed=3)}
+    feeds = {"x": m.weights(size, size, seed=3)}
     m.assert_near(m.run(template, feeds), m.run(source, feeds))
 
 

@@ -11,6 +11,7 @@ import onnx
 import onnx_models as m
 import pytest
 from elsa_converters.onnx import (
+    OnnxCheckpoint,
     all_levels_session,
     export,
     export_all_levels,
@@ -215,6 +216,26 @@ def test_a_float32_graph_takes_weights_stored_in_16_bits(tmp_path: Path) -> None
             m.assert_same(m.run(session(elsa, template, level=level), feeds), expected)
     export_all_levels(elsa, template, tmp_path / "levels.onnx")
     m.assert_same(m.run(all_levels_session(tmp_path / "levels.onnx", level=2), feeds), expected)
+
+
+def test_exported_levels_pack_into_the_same_network(tmp_path: Path) -> None:
+    """ELSA to ONNX and back: the levels keep their digests, statistics included."""
+    proto = m.conv_bn()
+    template = m.save(proto, tmp_path / "net.onnx")
+    elsa = m.write_with_statistics(tmp_path / "net.safetensors", proto)
+    names = ["dense", 1, 2, 3]
+    for level in names:
+        export(elsa, template, tmp_path / f"{level}.onnx", level=level, sparse=level == 1)
+    dense, *levels = (tmp_path / f"{level}.onnx" for level in names)
+    again = tmp_path / "again.safetensors"
+    elsa_format.pack(
+        OnnxCheckpoint(dense),
+        again,
+        levels=[OnnxCheckpoint(level) for level in levels],
+        per_level=["*.mean", "*.var"],
+    )
+    with elsa_format.open(elsa) as one, elsa_format.open(again) as other:
+        assert [level.digest for level in other.levels] == [level.digest for level in one.levels]
 
 
 def test_exports_are_the_same_every_time(tmp_path: Path) -> None:

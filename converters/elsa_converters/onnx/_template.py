@@ -53,6 +53,12 @@ class OnnxCheckpoint:
         """Write the graph, its weights pointing into the ELSA file that was packed."""
         write_template(self.model, template, packed, force=force)
 
+    def check_template(
+        self, template: str | os.PathLike[str], packed: str | os.PathLike[str]
+    ) -> None:
+        """Refuse places that a template could not point to, before anything is packed."""
+        relative_location(template, packed)
+
     def close(self) -> None:
         """Nothing is held open."""
 
