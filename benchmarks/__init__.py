@@ -1,0 +1,1 @@
+"""What ELSA costs, as ratios against a peer or the machine's limit, measured in the same run."""
