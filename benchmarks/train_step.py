@@ -1,0 +1,106 @@
+"""Cost of a masked step over a plain optax step of the same model, and of a mask update.
+
+    python benchmarks/train_step.py [--model speedyresnet] [--width 8] [--batch-size 64]
+
+Both steps are compiled from the same loss and optimizer and run in turn within one process, so the
+ratio is what masking costs. The target is at most 1.05.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from elsa_train import _method
+from elsa_train._levels import parse_levels
+from elsa_train._loop import Carry, Trainer
+from elsa_train._recipe import make_recipe
+from elsa_train._sparsify import Pruner, Schedule, Scope
+from elsa_train.data import ArrayData
+
+
+def main() -> None:
+    """Measure and print the table."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", default="speedyresnet")
+    parser.add_argument("--width", type=int, default=8)
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=3, help="steps per measurement")
+    parser.add_argument("--rounds", type=int, default=11)
+    options = parser.parse_args()
+
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (options.batch_size, 32, 32, 3)).astype(np.uint8)
+    labels = rng.integers(0, 10, options.batch_size).astype(np.int32)
+    data = ArrayData((images, labels), (images, labels), 10, (128.0,) * 3, (64.0,) * 3)
+    recipe = make_recipe(
+        {
+            "model": options.model,
+            "width": options.width,
+            "batch_size": options.batch_size,
+            "augment": "crop-flip",
+        }
+    )
+    trainer = Trainer(recipe, data, seed=0)
+    network = trainer.init()
+    batch = trainer._batch("train", np.arange(options.batch_size), 0, options.batch_size)
+    key, rate = jax.random.key(0), jnp.float32(1e-3)
+
+    def plain(carry: Carry, batch: Any, key: jax.Array, rate: jax.Array) -> Any:
+        (loss, (state, right)), grads = jax.value_and_grad(trainer.loss, has_aux=True)(
+            carry.params, carry.state, *batch, key
+        )
+        updates, optimizer = trainer.optimizer.update(grads, carry.optimizer, carry.params)
+        updates = jax.tree.map(lambda u: rate * u, updates)
+        return Carry(optax.apply_updates(carry.params, updates), state, optimizer), (loss, right)
+
+    plain_step = jax.jit(plain, donate_argnums=0, out_shardings=trainer.shared)
+    (level,) = parse_levels("90")
+    pruner = Pruner(Scope(), level, Schedule(0, 0, 1))
+    n = trainer.replicate(_method.counters(network.params))
+    kept = pruner.mask(network.params, None, n, 0)
+    # Half of what is kept is frozen: both masks have work to do.
+    n = jax.tree.map(
+        lambda k: (k & (jnp.arange(k.size).reshape(k.shape) % 2 == 0)).astype("uint8"), kept
+    )
+    n = trainer.replicate(n)
+
+    def masked_step(carry: Carry, batch: Any, key: jax.Array, rate: jax.Array) -> Any:
+        return trainer.step(carry, n, kept, batch, key, rate)
+
+    carries = {"plain": trainer.start(network).carry, "masked": trainer.start(network).carry}
+    times: dict[str, list[float]] = {"plain": [], "masked": []}
+    steps: dict[str, Callable[..., Any]] = {"plain": plain_step, "masked": masked_step}
+    for turn in range(options.rounds + 1):
+        # Taking turns in both orders: drift of the machine hits both alike.
+        for name in sorted(steps, reverse=bool(turn % 2)):
+            started = time.perf_counter()
+            for _ in range(options.steps):
+                carries[name], (loss, _) = steps[name](carries[name], batch, key, rate)
+            jax.block_until_ready((carries[name], loss))
+            if turn:
+                times[name].append((time.perf_counter() - started) / options.steps)
+    jax.block_until_ready(pruner.mask(network.params, None, n, 0))
+    started = time.perf_counter()
+    kept = pruner.mask(network.params, None, n, 0)
+    dispatched = time.perf_counter() - started
+    jax.block_until_ready(kept)
+    update = time.perf_counter() - started
+
+    plain_time, masked_time = (statistics.median(times[name]) for name in ("plain", "masked"))
+    ratio = statistics.median(m / p for p, m in zip(times["plain"], times["masked"], strict=True))
+    weights = sum(p.size for p in jax.tree.leaves(network.params))
+    print(f"{options.model} width {options.width}, {weights} weights, batch {options.batch_size}")
+    print(f"plain optax step    {1000 * plain_time:9.2f} ms")
+    print(f"masked step         {1000 * masked_time:9.2f} ms   {ratio:.3f} x plain (target 1.05)")
+    print(f"mask update         {1000 * update:9.2f} ms   dispatched in {1000 * dispatched:.2f} ms")
+
+
+if __name__ == "__main__":
+    main()
