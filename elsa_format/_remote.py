@@ -29,9 +29,12 @@ HEAD = 64 << 10
 """Bytes asked for first: the whole header of most files."""
 SKIP = 1 << 20
 """A gap that is read over rather than asked around; also the progress that forgives a failure."""
+RECEIVED = 256 << 10
+"""Most bytes taken from a connection at once."""
 MAX_REDIRECTS = 5
 RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
-LONGEST_PAUSE = 30.0
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
+"""Seconds before the first retry; doubled for each that follows."""
 
 _RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)")
 _PERMANENT = (socket.gaierror, ConnectionRefusedError, ssl.SSLCertVerificationError)
@@ -45,8 +48,6 @@ class Patience:
     """Seconds without a byte."""
     retries: int
     """Failures in a row, with less than a mebibyte between them."""
-    pause: float = 0.5
-    """Seconds before the first retry; doubled for each that follows."""
 
     @classmethod
     def from_environment(cls) -> "Patience":
@@ -263,7 +264,10 @@ class HttpReader:
             if answer is None:
                 return 0
         self._skip(answer)
-        count: int = answer.response.readinto(view)
+        # One system call: what arrived before a time-out is not lost.
+        data = answer.response.read1(min(len(view), RECEIVED))
+        count = len(data)
+        view[:count] = data
         if not count and answer.end is not None and answer.position < answer.end:
             raise http.client.IncompleteRead(b"")
         answer.position += count
@@ -291,11 +295,10 @@ class HttpReader:
     def _endure(self, error: Exception) -> None:
         """Wait before the next attempt, or give up."""
         reason: Any = error.reason if isinstance(error, urllib.error.URLError) else error
-        pause = self.storage.patience.pause
         if self.position - self._last_failure >= SKIP:
             self._failures = 0
         self._last_failure = self.position
-        pause = min(pause * 2**self._failures, LONGEST_PAUSE)
+        pause = min(FIRST_PAUSE * 2**self._failures, LONGEST_PAUSE)
         if isinstance(error, urllib.error.HTTPError):
             message = (
                 f"the server answered {error.code} {http.client.responses.get(error.code, '')}"
@@ -323,7 +326,9 @@ def _cause(reason: Any) -> str:
     """Why a connection failed, without what a library might quote of the URL."""
     if isinstance(reason, TimeoutError):
         return "no answer in time"
-    if isinstance(reason, http.client.IncompleteRead | ConnectionError | http.client.HTTPException):
+    if isinstance(reason, ConnectionRefusedError):
+        return "connection refused"
+    if isinstance(reason, ConnectionError | http.client.HTTPException):
         return "the connection broke"
     if isinstance(reason, OSError):
         return reason.strerror or type(reason).__name__
