@@ -1,6 +1,6 @@
 """ONNX: what an export and a session cost, each against the plain way in the same run.
 
-    python benchmarks/onnx_export.py [--megabytes 400] [--repeat 3]
+    python benchmarks/onnx_export.py [--megabytes 400] [--repeat 5] [--quick]
 
 prints the rows of the table in docs/onnx.md.
 """
@@ -140,8 +140,11 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--megabytes", type=int, default=400)
-    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="a small model, few repeats")
     arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.megabytes, arguments.repeat = 40, 2
     with tempfile.TemporaryDirectory() as folder:
         rows = measure(Path(folder), arguments.megabytes, arguments.repeat)
     rows.insert(1, ("---", "---", "---"))

@@ -4,6 +4,7 @@ from elsa_format import _kernels as kernels
 from elsa_format._blocks import (
     BLOCK,
     BlockReader,
+    OpenSource,
     Progress,
     Source,
     as_array,
@@ -18,6 +19,7 @@ from elsa_format._json import dump
 from elsa_format._output import Output, Target, open_output
 from elsa_format._plan import Step, plain_names, plan
 from elsa_format._profile import LevelLike, Profile, variant_name
+from elsa_format._storage import is_url
 
 __all__ = [
     "BLOCK",
@@ -26,6 +28,7 @@ __all__ = [
     "Dtype",
     "Header",
     "LevelLike",
+    "OpenSource",
     "Output",
     "Profile",
     "Progress",
@@ -37,6 +40,7 @@ __all__ = [
     "choose_level",
     "dump",
     "ignore",
+    "is_url",
     "kernels",
     "of_array",
     "open_output",

@@ -218,6 +218,27 @@ def test_a_float32_graph_takes_weights_stored_in_16_bits(tmp_path: Path) -> None
     m.assert_same(m.run(all_levels_session(tmp_path / "levels.onnx", level=2), feeds), expected)
 
 
+def test_shards_are_pointed_into(tmp_path: Path) -> None:
+    elsa, template = m.packed(m.save(m.mlp(), tmp_path / "m.onnx"), tmp_path)
+    index, sharded = tmp_path / "model.safetensors.index.json", tmp_path / "sharded.onnx"
+    elsa_format.extract(elsa, index, level=3, keep_levels=True, max_shard_size=3000)
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
+    export(elsa, template, tmp_path / "3.onnx", level=3)
+    OnnxCheckpoint(tmp_path / "3.onnx").write_template(sharded, index)
+    export_all_levels(index, sharded, tmp_path / "levels.onnx")
+    for path in (sharded, tmp_path / "levels.onnx"):
+        onnx.checker.check_model(path)
+    feeds = {"x": m.weights(5, 16)}
+    m.assert_same(m.run(sharded, feeds), m.run(tmp_path / "3.onnx", feeds))
+    for level in (1, 2):
+        expected = m.run(session(elsa, template, level=level), feeds)
+        export(index, sharded, tmp_path / f"{level}.onnx", level=level)
+        m.assert_same(m.run(tmp_path / f"{level}.onnx", feeds), expected)
+        m.assert_same(m.run(session(index, sharded, level=level), feeds), expected)
+        found = m.run(all_levels_session(tmp_path / "levels.onnx", level=level), feeds)
+        m.assert_same(found, expected)
+
+
 def test_exported_levels_pack_into_the_same_network(tmp_path: Path) -> None:
     """ELSA to ONNX and back: the levels keep their digests, statistics included."""
     proto = m.conv_bn()

@@ -16,7 +16,7 @@ from elsa_converters._errors import UnsupportedOnnx
 from elsa_converters._format import TensorInfo, dump, open_output, plain_names, variant_name
 from elsa_converters.onnx._bind import Binding, FreshNames, compute_first
 from elsa_converters.onnx._level import Template, open_level
-from elsa_converters.onnx._template import relative_location
+from elsa_converters.onnx._places import Places, places
 from elsa_converters.onnx._weights import TO_ONNX
 from elsa_converters.onnx._writer import header_of, point_to
 
@@ -49,26 +49,26 @@ def export_all_levels(
 
     >>> export_all_levels("net.safetensors", "net.onnx", "levels.onnx")  # doctest: +SKIP
     """
-    location = relative_location(target, source)
     with open_level(source, template, "dense") as opened:
         binding = opened.binding
+        where = places(opened.reader.source, binding.header, source, target)
         if any(binding.model.weights[name].source for name in binding.names):
             for _ in opened.blocks():  # a template with values of its own: compare them
                 pass
-    builder = _Builder(binding, location)
-    builder.add_level(as_input=level_input)
-    for name in plain_names(binding.header):
-        if name in binding.names:
-            builder.add_tensor(name)
-    proto = builder.finish()
+        builder = _Builder(binding, where)
+        builder.add_level(as_input=level_input)
+        for name in plain_names(binding.header):
+            if name in binding.names:
+                builder.add_tensor(name)
+        proto = builder.finish()
     with open_output(target, force=force, in_order=True) as output:
         output.write_at(0, proto.SerializeToString(deterministic=True))
         output.commit()
 
 
 class _Builder:
-    def __init__(self, binding: Binding, location: str) -> None:
-        self.binding, self.location = binding, location
+    def __init__(self, binding: Binding, where: Places) -> None:
+        self.binding, self.where = binding, where
         self.proto, self.graph = binding.proto, binding.proto.graph
         self.nodes: list[NodeProto] = []
         self.fresh = FreshNames(self.graph)
@@ -84,7 +84,9 @@ class _Builder:
             value = helper.make_tensor_value_info(LEVEL, TensorProto.INT32, [])
             self.graph.input.append(value)
         else:
-            self._alias(LEVEL, TensorProto.INT32, [], _ZERO_OFFSET, 4)
+            level = TensorProto(name=LEVEL, data_type=TensorProto.INT32)
+            point_to(level, self.where.locations[0], _ZERO_OFFSET, 4)
+            self.graph.initializer.append(level)
         profile = self.binding.profile
         levels = len(profile.levels)
         if profile.nested:
@@ -122,8 +124,7 @@ class _Builder:
         result = info.name
         weights = self._stored(self.fresh(f"{result}.weights"), info, info.shape)
         words = self.fresh(f"{result}.words")
-        start = self.binding.header.data_start + info.start
-        self._alias(words, _INTEGERS[info.dtype.size], info.shape, start, info.nbytes)
+        self._alias(words, _INTEGERS[info.dtype.size], info.shape, info)
         counter = self._counter(words, info)
         above = self._node("Greater", [counter, self.last], f"{result}.above")
         below = self._node("Less", [counter, self.first], f"{result}.below")
@@ -183,12 +184,11 @@ class _Builder:
         self._node("Gather", [stacked, LEVEL], name, fresh=False, axis=0)
 
     def _stored(self, name: str, info: TensorInfo, shape: tuple[int, ...]) -> str:
-        start = self.binding.header.data_start + info.start
-        return self._alias(name, TO_ONNX[info.dtype.name], shape, start, info.nbytes)
+        return self._alias(name, TO_ONNX[info.dtype.name], shape, info)
 
-    def _alias(self, name: str, code: int, shape: Any, start: int, length: int) -> str:
+    def _alias(self, name: str, code: int, shape: tuple[int, ...], info: TensorInfo) -> str:
         tensor = TensorProto(name=name, data_type=code, dims=shape)
-        point_to(tensor, self.location, start, length)
+        self.where.point(tensor, info)
         self.graph.initializer.append(tensor)
         return name
 

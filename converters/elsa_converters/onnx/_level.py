@@ -33,6 +33,7 @@ Template = str | os.PathLike[str] | Model
 Choice = Callable[[Binding, str], int | None]
 """Decides on a level, None for the dense network, once both files are known."""
 Block = NDArray[np.uint8]
+_EMPTY: Block = np.empty(0, np.uint8)
 
 
 @dataclass(frozen=True)
@@ -78,16 +79,18 @@ class LevelPass:
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The whole level in memory, and what only the template has."""
-        infos = {name: self.binding.header.tensors[name] for name in self.names()}
+        infos = {name: self.binding.info(name) for name in self.names()}
         infos |= {name: weight.info for name, weight in self.binding.rest.items()}
-        flat = {name: np.empty(info.nbytes, np.uint8) for name, info in infos.items()}
+        flat: dict[str, Block] = {}
         positions = dict.fromkeys(infos, 0)
         for name, block in self.blocks():
+            if name not in flat:  # not all at once: a stream may declare what it does not have
+                flat[name] = np.empty(infos[name].nbytes, np.uint8)
             start = positions[name]
             positions[name] = start + block.size
             flat[name][start : positions[name]] = block
         where = self.reader.source.name
-        return {name: as_array(flat[name], info, where) for name, info in infos.items()}
+        return {name: as_array(flat.get(name, _EMPTY), info, where) for name, info in infos.items()}
 
     def _check(self, step: Step) -> ValueCheck | None:
         # Per-level tensors are replaced whatever the template has: its values are some level's.

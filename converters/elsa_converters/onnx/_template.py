@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,9 @@ from elsa_converters._errors import TemplateMismatch
 from elsa_converters._format import TensorInfo, dump, open_output, open_source, read_profile
 from elsa_converters.onnx._bind import bind
 from elsa_converters.onnx._model import TEMPLATE_KEY, Model, read_model
+from elsa_converters.onnx._places import places, relative_location
 from elsa_converters.onnx._reach import reaching
-from elsa_converters.onnx._writer import header_of, point_to
-from elsa_format import UnsafePath
+from elsa_converters.onnx._writer import header_of
 
 
 class OnnxCheckpoint:
@@ -77,16 +76,16 @@ def write_template(
     force: bool = False,
 ) -> None:
     """Write a graph whose initializers are the dense network's tensors, in the ELSA file."""
-    location = relative_location(template_path, elsa_path)
     with open_source(elsa_path) as opened:
         header, profile = read_profile(opened)
-    binding = bind(model, header, profile)
-    proto = binding.proto
-    for name, info in header.tensors.items():
-        if name in binding.names:
-            tensor = header_of(info)
-            point_to(tensor, location, header.data_start + info.start, info.nbytes)
-            proto.graph.initializer.append(tensor)
+        where = places(opened, header, elsa_path, template_path)
+        binding = bind(model, header, profile)
+        proto = binding.proto
+        for name, info in header.tensors.items():
+            if name in binding.names:
+                tensor = header_of(info)
+                where.point(tensor, info)
+                proto.graph.initializer.append(tensor)
     for weight in binding.rest.values():
         proto.graph.initializer.append(header_of(weight.info))
         proto.graph.initializer[-1].raw_data = weight.array().tobytes()
@@ -94,15 +93,3 @@ def write_template(
     with open_output(template_path, force=force, in_order=True) as output:
         output.write_at(0, proto.SerializeToString(deterministic=True))
         output.commit()
-
-
-def relative_location(model_path: str | os.PathLike[str], data_path: str | os.PathLike[str]) -> str:
-    """How a model names the file its data is in; ONNX allows the same directory or one below."""
-    folder = Path(model_path).resolve().parent
-    data = Path(data_path).resolve()
-    if not data.is_relative_to(folder):
-        raise UnsafePath(
-            f"{os.fspath(model_path)}: {os.fspath(data_path)} is outside the model's directory, "
-            f"where ONNX does not look for data"
-        )
-    return data.relative_to(folder).as_posix()
