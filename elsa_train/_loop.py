@@ -1,7 +1,5 @@
 """The training loop of a phase: batches, masked steps, evaluation, data parallel over devices."""
 
-import queue
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -20,6 +18,7 @@ from elsa_train._multilevel import Network
 from elsa_train._recipe import Recipe
 from elsa_train._sparsify import apply_mask, keep_all
 from elsa_train.data.augment import augmentation, normalize
+from elsa_train.data.prefetch import Prefetch
 from elsa_train.data.protocol import Data, Split
 from elsa_train.models import build
 
@@ -88,6 +87,7 @@ class Report(NamedTuple):
     loss: float
     accuracy: float
     sparsity: float
+    advanced: int
     images: int
 
 
@@ -241,13 +241,13 @@ class Trainer:
     def _batches(self, plan: Plan, start: int) -> Iterator[Any]:
         """Yield the batches of a phase from a step on; a function of seed, phase and step alone."""
         size, per_epoch = self.recipe.batch_size, self.steps_per_epoch
-        order, known = np.empty(0, np.int64), -1
+        order, known, seed = np.empty(0, np.int64), -1, 0
         for step in range(start, plan.steps):
             epoch, place = divmod(step, per_epoch)
             if epoch != known:
                 rng = np.random.default_rng([self.seed, plan.number, epoch])
                 order, known = rng.permutation(self.size("train")), epoch
-            seed = hash((self.seed, plan.number, epoch)) & 0x7FFFFFFF
+                seed = int(rng.integers(2**31))
             yield self._batch("train", order[place * size : (place + 1) * size], seed, size)
 
     def start(self, network: Network) -> Phase:
@@ -264,7 +264,7 @@ class Trainer:
     def run(self, plan: Plan, phase: Phase, n: PyTree, watch: Watch, on_step: OnStep) -> Network:
         """Train through a phase; frozen weights keep their bits, masked ones are zero."""
         key = jax.random.fold_in(jax.random.key(self.seed), plan.number)
-        batches = prefetch(self._batches(plan, phase.step))
+        batches = Prefetch(self._batches(plan, phase.step))
         carry, kept, pending = phase.carry, phase.kept, []
         sparsity = _sparsity(kept)
         try:
@@ -287,7 +287,8 @@ class Trainer:
                         raise NonFiniteLoss(
                             f"{plan.name}: the loss is {losses[-1]} at step {step + 1}"
                         )
-                    images = len(pending) * self.recipe.batch_size
+                    advanced = len(pending)
+                    images = advanced * self.recipe.batch_size
                     accuracy = sum(int(right) for _, right in pending) / images
                     pending = []
                     watch(
@@ -298,6 +299,7 @@ class Trainer:
                             float(np.mean(losses)),
                             accuracy,
                             float(sparsity),
+                            advanced,
                             images,
                         )
                     )
@@ -318,53 +320,3 @@ def _sparsity(kept: PyTree) -> jax.Array:
     total = sum(leaf.size for leaf in leaves)
     zeros = sum(jnp.sum(~leaf, dtype=jnp.uint32) for leaf in leaves)
     return jnp.asarray(zeros / total)
-
-
-def prefetch(items: Iterator[Any], depth: int = 2) -> "Prefetch":
-    """Make items in a thread, a few ahead of their use."""
-    return Prefetch(items, depth)
-
-
-class Prefetch:
-    """An iterator whose items are made in a thread; close it to end the thread."""
-
-    def __init__(self, items: Iterator[Any], depth: int) -> None:
-        """Start the thread."""
-        self._queue: queue.Queue[Any] = queue.Queue(depth)
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._fill, args=(items,), daemon=True)
-        self._thread.start()
-
-    def _fill(self, items: Iterator[Any]) -> None:
-        try:
-            for item in items:
-                if not self._put((item, None)):
-                    return
-            self._put((None, StopIteration()))
-        except BaseException as error:  # handed to the consumer, who raises it
-            self._put((None, error))
-
-    def _put(self, entry: Any) -> bool:
-        while not self._closed.is_set():
-            try:
-                self._queue.put(entry, timeout=0.1)
-            except queue.Full:
-                continue
-            return True
-        return False
-
-    def __iter__(self) -> "Prefetch":
-        """Return itself."""
-        return self
-
-    def __next__(self) -> Any:
-        """Return the next item, or raise what making it raised."""
-        item, error = self._queue.get()
-        if error is not None:
-            raise error
-        return item
-
-    def close(self) -> None:
-        """End the thread."""
-        self._closed.set()
-        self._thread.join()

@@ -1,6 +1,5 @@
 """What a run tells: progress, JSON lines, the table of results and its plot."""
 
-import dataclasses
 import json
 import statistics
 import sys
@@ -54,8 +53,7 @@ class Reporter:
         """Take a phase's report."""
         now = time.monotonic()
         self._images += report.images
-        batch_steps = self._step_count(report)
-        self._done += batch_steps
+        self._done += report.advanced
         elapsed = now - self._started
         rate = self._images / max(elapsed, 1e-9)
         steps = self._done - self._skipped
@@ -73,13 +71,6 @@ class Reporter:
             print(f"\r\x1b[K{line}", end="", file=self._stream, flush=True)
         else:
             print(line, file=self._stream, flush=True)
-
-    def _step_count(self, report: Report) -> int:
-        phase, step = getattr(self, "_last", ("", 0))
-        self._last = (report.phase, report.step)
-        if phase == report.phase and step < report.step:
-            return report.step - step
-        return min(report.step, 20)
 
     def level(self, frozen: FrozenLevel) -> None:
         """Tell of a level just frozen."""
@@ -190,9 +181,3 @@ def plot(seeds: Sequence[Sequence[Row]], path: Path, title: str = "") -> None:
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     pyplot.close(figure)
-
-
-def rows_from_json(values: Sequence[dict[str, Any]]) -> list[Row]:
-    """Read rows as results.json holds them."""
-    known = {field.name for field in dataclasses.fields(Row)}
-    return [Row(**{k: v for k, v in value.items() if k in known}) for value in values]

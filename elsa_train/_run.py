@@ -6,7 +6,7 @@ import os
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,8 +37,6 @@ class Output:
 
     folder: Path
     checkpoint_every: int = 500
-    restart: bool = False
-    keep: list[str] = field(default_factory=list)
 
     @property
     def model(self) -> Path:
@@ -196,14 +194,13 @@ class Run:
             from jax.experimental import multihost_utils
 
             multihost_utils.sync_global_devices("written")
-        if jax.process_count() == 1:
-            for t, frozen in enumerate(result.levels, 1):
-                found = self.trainer.evaluate(load_network(self.output.model, t, self.trainer))
-                if found != frozen.metrics:
-                    raise NotReproduced(
-                        f"{self.output.model}: level {t} measures {found}, at its freeze "
-                        f"{frozen.metrics}"
-                    )
+        for t, frozen in enumerate(result.levels, 1):
+            found = self.trainer.evaluate(load_network(self.output.model, t, self.trainer))
+            if found != frozen.metrics:
+                raise NotReproduced(
+                    f"{self.output.model}: level {t} measures {found}, at its freeze "
+                    f"{frozen.metrics}"
+                )
 
     def reference(self, number: int, level: Level, epochs: float, initial: Network) -> float:
         """Prune the initial network to one level alone, nothing frozen, and measure it."""
