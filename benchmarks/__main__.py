@@ -101,6 +101,8 @@ def format_row(result: Result) -> str:
     """One line of the table."""
     row = result.row
     reached = {True: "yes", False: "**no**", None: ""}[result.reached]
+    if result.suspect:
+        reached = "invalid: the peer does less and took longer"
     cells = [
         row.what,
         row.peer,

@@ -177,9 +177,21 @@ def packed_layer(size: int) -> NDArray[np.float32]:
     return elsa.embed_counters(weights(size), counters, bits=2)
 
 
+def aligned(size: int) -> NDArray[np.uint8]:
+    """Fresh memory that starts on a cache line.
+
+    Large arrays start 16 bytes into a page, and reading the start of a page of a file to there runs
+    at a seventh of the speed on some processors (measured: 1.1 against 7 to 13 GiB/s on a Zen 3).
+    A peer so handicapped would make any subject look good.
+    """
+    memory = np.empty(size + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + size]
+
+
 def chunked_read(path: Path) -> int:
     """Read a file through one reused buffer: the least that any streaming reader does."""
-    buffer, total = bytearray(CHUNK), 0
+    buffer, total = aligned(CHUNK).data, 0
     with open(path, "rb", buffering=0) as file:
         while count := file.readinto(buffer):
             total += count
@@ -188,7 +200,7 @@ def chunked_read(path: Path) -> int:
 
 def chunked_copy(source: Path, target: Path, *, sync: bool = False) -> None:
     """Copy a file as `cp` without reflinks does."""
-    view = memoryview(bytearray(CHUNK))
+    view = aligned(CHUNK).data
     with open(source, "rb", buffering=0) as file, open(target, "wb", buffering=0) as out:
         while count := file.readinto(view):
             out.write(view[:count])

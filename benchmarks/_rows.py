@@ -51,6 +51,8 @@ class Race:
     nbytes: int
     peer_nbytes: int | None = None
     """If given, times are compared per byte."""
+    contains_peer: bool = False
+    """The subject does all that the peer does, in one thread: it cannot be faster."""
     after: Callable[[], object] = nothing
     """Clears up after each run, outside the measurement."""
 
@@ -88,11 +90,13 @@ class Result:
     subject: str
     peer: str
     ratio: float
+    suspect: bool = False
+    """The ratio is impossible: the peer was hindered, and nothing follows from it."""
 
     @property
     def reached(self) -> bool | None:
-        """Whether the target is reached; None if there is none."""
-        if not self.row.target:
+        """Whether the target is reached; None if there is none, or it cannot be told."""
+        if not self.row.target or self.suspect:
             return None
         sign, number, *_ = self.row.target.split()
         return self.ratio <= float(number) if sign == "≤" else self.ratio >= float(number)
@@ -130,7 +134,8 @@ def measure(row: Row, files: Files, seconds: float) -> Result:
     ratio = subject / peer * per_byte
     if row.target.startswith("≥"):
         ratio = 1 / ratio
-    return Result(row, prepared.nbytes, _milliseconds(subject), _milliseconds(peer), ratio)
+    suspect = prepared.contains_peer and ratio < 0.9
+    return Result(row, prepared.nbytes, _milliseconds(subject), _milliseconds(peer), ratio, suspect)
 
 
 def _best_times(race: Race, seconds: float) -> tuple[float, float]:

@@ -8,7 +8,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 import elsa_format as elsa
-from benchmarks._files import LEVEL, Files, weights
+from benchmarks._files import LEVEL, Files, aligned, weights
 from benchmarks._rows import Peak, Race, Unavailable, row
 from elsa_format._layouts import Layout
 
@@ -103,14 +103,15 @@ def read_fresh(files: Files) -> Race:
     """The least that a load to fresh arrays can do in one thread."""
     path = files.elsa()
     size = path.stat().st_size
-    return Race(lambda: load(path), lambda: read_into(path, np.empty(size, np.uint8)), files.size)
+    return Race(lambda: load(path), lambda: read_into(path, aligned(size)), files.size)
 
 
 @row("load a level, dense", "plain read into warm memory")
 def read_warm(files: Files) -> Race:
     """What reading costs without new pages."""
     path = files.elsa()
-    buffer = np.zeros(path.stat().st_size, np.uint8)
+    buffer = aligned(path.stat().st_size)
+    buffer[:] = 0
     return Race(lambda: load(path), lambda: read_into(path, buffer), files.size)
 
 
@@ -133,7 +134,8 @@ def memcpy_warm(files: Files) -> Race:
 def csr_read(files: Files) -> Race:
     """Nearly nothing is written, so reading is the limit."""
     path = files.elsa()
-    buffer = np.zeros(path.stat().st_size, np.uint8)
+    buffer = aligned(path.stat().st_size)
+    buffer[:] = 0
     return Race(lambda: load(path, "csr"), lambda: read_into(path, buffer), files.size)
 
 
