@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from elsa_format import _profile
 from elsa_format._errors import (
     ChecksumMismatch,
-    InputChanged,
     TrailingData,
     Truncated,
     UnknownDtype,
@@ -26,7 +25,7 @@ from elsa_format._index import is_index
 from elsa_format._jobs import Meter
 from elsa_format._profile import Profile
 from elsa_format._shards import Shard, Shards, open_elsa_shards
-from elsa_format._storage import Source, is_url, open_storage, stream_name
+from elsa_format._storage import InputFile, Source, is_url, open_storage, stream_name
 
 __all__ = [
     "BLOCK",
@@ -66,6 +65,8 @@ class OpenSource:
     shards: Shards | None = None
     profile: Profile | None = None
     """Of all shards, where there are several; `stream` is then at the first byte of data."""
+    check_unchanged: Callable[[], None] = lambda: None
+    """Raises InputChanged if what was read may not have been one and the same file."""
 
 
 @contextlib.contextmanager
@@ -75,24 +76,22 @@ def open_source(source: Source) -> Iterator[OpenSource]:
         yield OpenSource(source, stream_name(source), None)
     elif is_index(source):
         shards, profile = open_elsa_shards(source)
-        with contextlib.closing(shards):
-            with contextlib.closing(shards.reader(shards.header.data_start, shards.size)) as data:
-                yield OpenSource(data, shards.name, shards.size, shards, profile)
-            shards.check_unchanged()
+        check = shards.check_unchanged
+        with (
+            contextlib.closing(shards),
+            contextlib.closing(shards.reader(shards.header.data_start, shards.size)) as data,
+        ):
+            yield OpenSource(data, shards.name, shards.size, shards, profile, check)
     elif is_url(source):
         with contextlib.closing(open_storage(source)) as storage:
             end = sys.maxsize if storage.size is None else storage.size
             with contextlib.closing(storage.reader(0, end)) as stream:
                 yield OpenSource(stream, storage.name, storage.size)
     else:
-        with open(source, "rb", buffering=0) as file:
-            before = os.fstat(file.fileno())
-            regular = os.path.isfile(source)
-            yield OpenSource(file, os.fspath(source), before.st_size if regular else None)
-            after = os.fstat(file.fileno())
-            same = (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns)
-            if regular and not same:
-                raise InputChanged(f"{os.fspath(source)}: changed while it was read; run again")
+        with InputFile(source) as file:
+            size = os.fstat(file.fileno()).st_size if os.path.isfile(source) else None
+            check = file.check_unchanged
+            yield OpenSource(file, os.fspath(source), size, check_unchanged=check)
 
 
 class Checksum:
@@ -170,9 +169,10 @@ class BlockReader:
             raise
 
     def finish(self) -> None:
-        """Check that nothing follows the last tensor."""
+        """Check that nothing follows the last tensor, and that the input is what it was."""
         if self.source.size is None and self.source.stream.read(1):
             raise TrailingData(f"{self.source.name}: bytes follow the last tensor")
+        self.source.check_unchanged()
 
     def _fill(self, block: NDArray[np.uint8], info: TensorInfo, left: int) -> None:
         view = block.data
@@ -212,7 +212,8 @@ def tracks(
     @contextlib.contextmanager
     def one(shard: Shard) -> Iterator[BlockReader]:
         with contextlib.closing(shard.data()) as data:
-            opened = OpenSource(data, shard.storage.name, None)
+            check = shard.storage.check_unchanged
+            opened = OpenSource(data, shard.storage.name, None, check_unchanged=check)
             yield BlockReader(opened, shard.header, profile, progress=_steps(meter))
 
     if source.shards is None:

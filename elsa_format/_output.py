@@ -54,7 +54,7 @@ class AtomicFile:
         return os.open(self._temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)
 
     def _unused_name(self) -> Path:
-        return self.path.with_name(f".{self.path.name[:200]}.{os.urandom(6).hex()}.tmp")
+        return self.path.with_name(f".elsa-{os.urandom(8).hex()}.tmp")  # fits any file system
 
     def write_at(self, position: int, data: Any) -> None:
         """Write all of a buffer at a position of the file."""
@@ -131,6 +131,18 @@ def _link(source: str | Path, path: Path) -> None:
         os.close(folder)
 
 
+@contextlib.contextmanager
+def _naming(stream: IO[bytes]) -> Iterator[None]:
+    """Let errors name the stream, as far as it has a name."""
+    try:
+        yield
+    except OSError as error:
+        name = getattr(stream, "name", None)
+        if error.filename is None and error.errno is not None and isinstance(name, str):
+            error.filename = name
+        raise
+
+
 class Pipe:
     """A stream that is written front to back."""
 
@@ -144,12 +156,14 @@ class Pipe:
             raise ValueError(f"a pipe cannot write at {position}, it is at {self.position}")
         view = memoryview(data).cast("B")
         self.position += len(view)
-        while view:  # an unbuffered stream may take less than it was given
-            view = view[self.stream.write(view) :]
+        with _naming(self.stream):
+            while view:  # an unbuffered stream may take less than it was given
+                view = view[self.stream.write(view) :]
 
     def commit(self) -> None:
         """Flush."""
-        self.stream.flush()
+        with _naming(self.stream):
+            self.stream.flush()
 
     def discard(self) -> None:
         """What was written cannot be taken back; the caller's exit code tells."""
@@ -170,8 +184,9 @@ class Spool:
     def commit(self) -> None:
         """Copy everything to the stream."""
         self.file.seek(0)
-        shutil.copyfileobj(self.file, self.stream, 1 << 20)
-        self.stream.flush()
+        with _naming(self.stream):
+            shutil.copyfileobj(self.file, self.stream, 1 << 20)
+            self.stream.flush()
         self.file.close()
 
     def discard(self) -> None:

@@ -1,10 +1,13 @@
 """Random access to the bytes of a file."""
 
+import contextlib
 import io
 import os
 import re
+import stat
 import sys
 import threading
+from collections.abc import Iterator
 from typing import IO, Any, Protocol
 
 from elsa_format._errors import InputChanged, Truncated
@@ -55,6 +58,42 @@ class Storage(Protocol):
     def close(self) -> None: ...
 
 
+class InputFile(io.FileIO):
+    """A file that is read: errors name it, and that it changes is noticed."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__(path, "rb")
+        self._path = os.fspath(path)
+        self._opened = self._state()
+
+    def read(self, size: int | None = -1, /) -> bytes | None:  # type: ignore[override]
+        """At most `size` bytes."""
+        with self.naming_errors():
+            return super().read(-1 if size is None else size)
+
+    def readinto(self, buffer: Any, /) -> int | None:
+        """Fill as much of the buffer as one read gives."""
+        with self.naming_errors():
+            return super().readinto(buffer)
+
+    @contextlib.contextmanager
+    def naming_errors(self) -> Iterator[None]:
+        """Let errors of reading say which file it was."""
+        try:
+            yield
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, self._path) from None
+
+    def check_unchanged(self) -> None:
+        """Compare size and time of change with those when it was opened."""
+        if self._state() != self._opened:
+            raise InputChanged(f"{self._path}: changed while it was read; run again")
+
+    def _state(self) -> tuple[int, int] | None:
+        found = os.fstat(self.fileno())
+        return (found.st_size, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else None
+
+
 class FileStorage:
     """A file on disk."""
 
@@ -62,14 +101,14 @@ class FileStorage:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.name = os.fspath(path)
-        self._file = open(path, "rb", buffering=0)  # noqa: SIM115 - closed by close()
-        self._opened = self._state()
-        self.size = self._opened[0]
+        self._file = InputFile(path)
+        self.size = os.fstat(self._file.fileno()).st_size
 
     def read_into(self, position: int, view: memoryview) -> None:
         """Fill the buffer from a position."""
         while view:
-            count = os.preadv(self._file.fileno(), [view], position)
+            with self._file.naming_errors():
+                count = os.preadv(self._file.fileno(), [view], position)
             if not count:
                 raise Truncated(f"{self.name}: ends at byte {position}, expected {len(view)} more")
             view, position = view[count:], position + count
@@ -84,16 +123,11 @@ class FileStorage:
 
     def check_unchanged(self) -> None:
         """Compare size and time of change with those when it was opened."""
-        if self._state() != self._opened:
-            raise InputChanged(f"{self.name}: changed while it was read; run again")
+        self._file.check_unchanged()
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-    def _state(self) -> tuple[int, int]:
-        found = os.fstat(self._file.fileno())
-        return found.st_size, found.st_mtime_ns
 
 
 class StreamStorage:
@@ -138,8 +172,8 @@ class PipeStorage:
     size: int | None = None
     far = False
 
-    def __init__(self, stream: IO[bytes], name: str) -> None:
-        self.stream, self.name = stream, name
+    def __init__(self, stream: IO[bytes], name: str, *, owned: bool = False) -> None:
+        self.stream, self.name, self._owned = stream, name, owned
 
     def front(self) -> Readable:
         """Read from the front."""
@@ -153,7 +187,9 @@ class PipeStorage:
         """A pipe is read once."""
 
     def close(self) -> None:
-        """Leave the stream to its owner."""
+        """Close what was opened here; leave a stream to its owner."""
+        if self._owned:
+            self.stream.close()
 
 
 class _Positioned(Protocol):
@@ -213,6 +249,8 @@ def open_storage(source: Source) -> Storage:
 
         return open_url(source)
     if isinstance(source, str | os.PathLike):
+        if os.path.exists(source) and not os.path.isfile(source):  # a named pipe: `<(command)`
+            return PipeStorage(InputFile(source), os.fspath(source), owned=True)
         return FileStorage(source)
     return StreamStorage(source) if source.seekable() else PipeStorage(source, stream_name(source))
 

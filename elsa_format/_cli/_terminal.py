@@ -1,13 +1,16 @@
 """What all commands share: errors, exit codes, progress, sizes, tables."""
 
 import contextlib
+import errno
 import functools
 import os
 import re
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ParamSpec
+from typing import IO, Any, NoReturn, ParamSpec, TextIO
 
 import click
 
@@ -28,15 +31,16 @@ def reports_errors(function: Callable[P, None]) -> Callable[P, None]:
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
-            function(*args, **kwargs)
-            sys.stdout.flush()
+            with _raising_on_sigterm():
+                function(*args, **kwargs)
         except ElsaError as error:
             _fail(str(error), error.exit_code)
         except BrokenPipeError:
             # The reader went away (`| head`); nothing is wrong, and nobody is there to be told.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _give_up_stdout()
             sys.exit(141)
         except OSError as error:
+            _give_up_stdout()
             name = f"{error.filename}: " if error.filename else ""
             _fail(f"{name}{error.strerror or error}", 1)
         except MemoryError:
@@ -48,6 +52,64 @@ def reports_errors(function: Callable[P, None]) -> Callable[P, None]:
     return wrapped
 
 
+def say(text: str, *, err: bool = False) -> None:
+    """Print; what a hostile file put into a name cannot steer the terminal."""
+    stream = sys.stderr if err else sys.stdout
+    if stream is None:  # closed by the caller (`>&-`)
+        return
+    lines = [line if line.isprintable() else escape(line) for line in text.split("\n")]
+    encoding = stream.encoding or "utf-8"
+    printable = "\n".join(lines).encode(encoding, "backslashreplace").decode(encoding)
+    try:
+        click.echo(printable, err=err)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, stream.name) from None
+
+
+def escape(text: str) -> str:
+    """Text with everything that is not printable written as Python would."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def _give_up_stdout() -> None:
+    """Let Python not try once more to write what cannot be written, and complain, when it ends."""
+    if sys.stdout is sys.__stdout__ and sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextlib.contextmanager
+def _raising_on_sigterm() -> Iterator[None]:
+    """Unwind on SIGTERM, so that temporary files go wherever they have a name."""
+
+    def stop(number: int, frame: object) -> NoReturn:
+        sys.exit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def standard_input() -> IO[bytes]:
+    """Standard input as bytes."""
+    return _open_stream(sys.stdin, "<stdin>")
+
+
+def standard_output() -> IO[bytes]:
+    """Standard output as bytes."""
+    return _open_stream(sys.stdout, "<stdout>")
+
+
+def _open_stream(stream: TextIO | None, name: str) -> IO[bytes]:
+    if stream is None:  # closed by the caller
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF), name)
+    return stream.buffer
+
+
 def check_shards(out: str, max_shard_size: int | None) -> None:
     """Refuse a shard size for an output that is one file."""
     if max_shard_size is not None and not is_index(out):
@@ -55,7 +117,7 @@ def check_shards(out: str, max_shard_size: int | None) -> None:
 
 
 def _fail(message: str, code: int) -> None:
-    click.echo(f"error: {message}", err=True)
+    say(f"error: {message}", err=True)
     sys.exit(code)
 
 
@@ -161,6 +223,7 @@ def show_size(size: float) -> str:
 
 def table(rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
     """Rows in columns, the first `left` columns to the left, numbers to the right."""
+    rows = [[cell if cell.isprintable() else escape(cell) for cell in row] for row in rows]
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:

@@ -1,6 +1,5 @@
 """elsa-extract: stream one level out of a file."""
 
-import sys
 from typing import Any
 
 import click
@@ -15,7 +14,10 @@ from elsa_format._cli._terminal import (
     check_shards,
     progress,
     reports_errors,
+    say,
     show_size,
+    standard_input,
+    standard_output,
 )
 from elsa_format._layouts import LAYOUTS
 from elsa_format._shard_output import written_size
@@ -64,15 +66,15 @@ def command(source: str, target: str, no_verify: bool, **options: Any) -> None:
     check_shards(target, options["max_shard_size"])
     with progress("extracting") as shown:
         level = extract(
-            sys.stdin.buffer if source == "-" else source,
-            sys.stdout.buffer if target == "-" else target,
+            standard_input() if source == "-" else source,
+            standard_output() if target == "-" else target,
             verify=not no_verify,
             progress=shown,
             **options,
         )
     if target != "-":
         size = show_size(written_size(target))
-        click.echo(f"{target}: level {level}, {size} as {options['layout']}", err=True)
+        say(f"{target}: level {level}, {size} as {options['layout']}", err=True)
 
 
 def main() -> None:

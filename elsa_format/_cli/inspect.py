@@ -2,14 +2,22 @@
 
 import json
 import os
-import sys
 from typing import Any
 
 import click
 
 from elsa_format import File
 from elsa_format import open as open_elsa
-from elsa_format._cli._terminal import SETTINGS, progress, reports_errors, show_size, table
+from elsa_format._cli._terminal import (
+    SETTINGS,
+    progress,
+    reports_errors,
+    say,
+    show_size,
+    standard_input,
+    standard_output,
+    table,
+)
 from elsa_format._layouts import LAYOUTS
 from elsa_format._report import write_report
 
@@ -49,11 +57,11 @@ def command(
         return
     if full or force:
         raise click.UsageError("--full and --force go with --html.")
-    with open_elsa(sys.stdin.buffer if source == "-" else source) as file:
+    with open_elsa(standard_input() if source == "-" else source) as file:
         if as_json:
-            click.echo(json.dumps(describe(file), indent=2))
+            say(json.dumps(describe(file), indent=2))
         else:
-            click.echo(show(file, layers=layers))
+            say(show(file, layers=layers))
 
 
 def _write_page(source: str, target: str, *, full: bool, force: bool) -> None:
@@ -61,14 +69,14 @@ def _write_page(source: str, target: str, *, full: bool, force: bool) -> None:
         raise click.UsageError("The page would replace the file it describes.")
     with progress("reading") as shown:
         size = write_report(
-            sys.stdin.buffer if source == "-" else source,
-            sys.stdout.buffer if target == "-" else target,
+            standard_input() if source == "-" else source,
+            standard_output() if target == "-" else target,
             full=full,
             force=force,
             progress=shown,
         )
     if target != "-":
-        click.echo(f"{target}: report, {show_size(size)}", err=True)
+        say(f"{target}: report, {show_size(size)}", err=True)
 
 
 def describe(file: File) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """elsa-pack: nest levels into a checkpoint."""
 
 import json
-import sys
 from typing import Any
 
 import click
@@ -14,7 +13,9 @@ from elsa_format._cli._terminal import (
     check_shards,
     progress,
     reports_errors,
+    say,
     show_size,
+    standard_output,
     table,
 )
 from elsa_format._index import is_index
@@ -117,7 +118,7 @@ def command(
     with progress("packing") as shown:
         report = pack(
             dense,
-            sys.stdout.buffer if out == "-" else out,
+            standard_output() if out == "-" else out,
             sparsities=sparsities.split(",") if sparsities else None,
             levels=levels or None,
             counters=counters,
@@ -128,9 +129,9 @@ def command(
             **options,
         )
     if as_json:
-        click.echo(json.dumps(_as_json(report, out), indent=2), err=out == "-")
+        say(json.dumps(_as_json(report, out), indent=2), err=out == "-")
     elif not quiet:
-        click.echo(_summary(report, out), err=True)
+        say(_summary(report, out), err=True)
 
 
 def _as_json(report: PackReport, out: str) -> dict[str, Any]:

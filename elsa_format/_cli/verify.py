@@ -2,12 +2,18 @@
 
 import dataclasses
 import json
-import sys
 
 import click
 
 from elsa_format import verify
-from elsa_format._cli._terminal import JOBS, SETTINGS, progress, reports_errors
+from elsa_format._cli._terminal import (
+    JOBS,
+    SETTINGS,
+    progress,
+    reports_errors,
+    say,
+    standard_input,
+)
 
 
 @click.command("verify", context_settings=SETTINGS)
@@ -25,11 +31,11 @@ def command(source: str, as_json: bool, jobs: int) -> None:
     elsa-verify net.safetensors
     """
     with progress("verifying") as shown:
-        report = verify(sys.stdin.buffer if source == "-" else source, jobs=jobs, progress=shown)
+        report = verify(standard_input() if source == "-" else source, jobs=jobs, progress=shown)
     if as_json:
-        click.echo(json.dumps({"valid": True, **dataclasses.asdict(report)}))
+        say(json.dumps({"valid": True, **dataclasses.asdict(report)}))
     else:
-        click.echo(
+        say(
             f"{report.path}: valid: {report.levels} levels, {report.tensors} tensors "
             f"({report.nested} nested), {report.checksums} checksums and {report.digests} level "
             "digests compared"
