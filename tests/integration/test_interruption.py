@@ -1,0 +1,158 @@
+"""Ctrl-C, SIGTERM and readers that go away: a quick end, nothing left, no traceback."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import elsa_format as elsa
+from elsa_format._dtypes import DTYPES
+from elsa_format._header import TensorInfo, lay_out, serialize
+
+BIN = Path(sys.executable).parent
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+
+
+@pytest.fixture(scope="module")
+def net(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file much larger than a pipe's buffer."""
+    path = tmp_path_factory.mktemp("net") / "net.safetensors"
+    weights = np.random.default_rng(3).standard_normal((512, 1024)).astype(np.float32)
+    elsa.pack({f"layer{i:03}": weights[i : i + 2] for i in range(400)}, path, sparsities=[90, 50])
+    return path
+
+
+@pytest.fixture(scope="module")
+def hole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of 16 GiB that takes no room, and long to read."""
+    path = tmp_path_factory.mktemp("hole") / "dense.safetensors"
+    info = TensorInfo("w", DTYPES["F32"], (1 << 12, 1 << 20))
+    with open(path, "wb") as file:
+        file.write(serialize(lay_out([info]), {}))
+        file.truncate(file.tell() + info.nbytes)
+    return path
+
+
+class Running:
+    """A command under way, with its output begun but not finished."""
+
+    def __init__(self, folder: Path, *words: object, half: bytes | None = None) -> None:
+        self.folder = folder
+        self.process = subprocess.Popen(
+            [str(BIN / "elsa"), *map(str, words)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        assert self.process.stdin is not None
+        if half is not None:
+            self.process.stdin.write(half)
+            self.process.stdin.flush()
+        self._wait_for_output()
+
+    def _wait_for_output(self) -> None:
+        """Until the file that will be the output is open."""
+        descriptors = Path(f"/proc/{self.process.pid}/fd")
+        for _ in range(3000):
+            assert self.process.poll() is None, self.process.stderr
+            if any(str(self.folder) in target for target in _links(descriptors)):
+                return
+            time.sleep(0.01)
+        raise AssertionError("no output was opened")
+
+    def stop(self, number: int) -> tuple[int, bytes, float]:
+        """Exit code, complaint and seconds after a signal."""
+        begin = time.monotonic()
+        self.process.send_signal(number)
+        _, complaint = self.process.communicate(timeout=20)
+        return self.process.returncode, complaint, time.monotonic() - begin
+
+
+def _links(folder: Path) -> Iterator[str]:
+    for entry in folder.iterdir():
+        try:
+            yield os.readlink(entry)
+        except OSError:
+            continue
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("options", [[], ["--layout", "csr"], ["--keep-levels"]])
+def test_extract(
+    net: Path, tmp_path: Path, number: signal.Signals, code: int, options: list[str]
+) -> None:
+    out = tmp_path / "level.safetensors"
+    half = net.read_bytes()[: net.stat().st_size // 2]
+    running = Running(tmp_path, "extract", "-", "-l", 1, "-o", out, *options, half=half)
+    found, complaint, seconds = running.stop(number)
+    assert (found, complaint.strip()) == (code, b"")
+    assert seconds < 2  # one, on a machine that is not busy
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("sparsities", ["90,50", "1:8,1:4"])
+def test_pack(
+    hole: Path, tmp_path: Path, number: signal.Signals, code: int, sparsities: str
+) -> None:
+    out = tmp_path / "net.safetensors"
+    running = Running(tmp_path, "pack", hole, "--sparsities", sparsities, "-o", out)
+    time.sleep(0.2)
+    found, complaint, seconds = running.stop(number)
+    assert (found, complaint.strip()) == (code, b"")
+    assert seconds < 2  # one, on a machine that is not busy
+    assert os.listdir(tmp_path) == []
+
+
+def test_where_temporary_files_have_names(net: Path, tmp_path: Path) -> None:
+    """As on file systems without unnamed files."""
+    script = (
+        "import elsa_format._output as output; output._OPEN_FILES = '/nowhere'\n"
+        "import elsa_format._cli as cli; cli.main()"
+    )
+    half = net.read_bytes()[: net.stat().st_size // 2]
+    for number in (signal.SIGINT, signal.SIGTERM):
+        words = ["extract", "-", "-l", "1", "-o", str(tmp_path / "level.safetensors")]
+        process = subprocess.Popen([sys.executable, "-c", script, *words], stdin=subprocess.PIPE)
+        assert process.stdin is not None
+        process.stdin.write(half)
+        process.stdin.flush()
+        for _ in range(3000):
+            if os.listdir(tmp_path):
+                break
+            time.sleep(0.01)
+        assert len(os.listdir(tmp_path)) == 1
+        process.send_signal(number)
+        process.communicate(timeout=20)
+        assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("size", "words"),
+    [
+        (100, ["extract", "-l", "1", "-o", "-"]),
+        (100, ["extract", "-l", "2", "-o", "-", "--layout", "bitmask"]),
+        (100, ["extract", "-l", "1", "-o", "-", "--keep-levels"]),
+        (0, ["inspect", "--json"]),
+        (0, ["inspect"]),
+        (0, ["verify"]),
+    ],
+)
+def test_closed_pipe(net: Path, size: int, words: list[str]) -> None:
+    process = subprocess.Popen(
+        [str(BIN / "elsa"), words[0], str(net), *words[1:]],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert len(process.stdout.read(size)) == size
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait(20) == 141
