@@ -371,18 +371,45 @@ def test_two_writers_to_one_output(large: Path, tmp_path: Path, force: bool) -> 
     assert force or whole[max(results) - 1]
 
 
+def _with_template(large: Path) -> Path:
+    """The same network as a graph that points into an ELSA file."""
+    onnx = pytest.importorskip("onnx")
+    weights = load_file(_plain(large))
+    floats, helper = onnx.TensorProto.FLOAT, onnx.helper
+    ends = [
+        helper.make_tensor_value_info(n, floats, ["n", k]) for n, k in (("x", 1024), ("y", 2048))
+    ]
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["z"]), helper.make_node("Neg", ["z"], ["y"])]
+    initial = [onnx.numpy_helper.from_array(weights["w"], "w")]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], initial)
+    imports = [helper.make_opsetid("", 21)]
+    onnx.save(
+        helper.make_model(graph, opset_imports=imports, ir_version=10), large.parent / "m.onnx"
+    )
+    net = large.parent / "net.safetensors"
+    elsa.pack(large.parent / "m.onnx", net, sparsities=[90, 50], template=net.with_suffix(".onnx"))
+    return net
+
+
 # --- The machine dies ----------------------------------------------------------------------------
 
 KILLED = """
 import os, random, signal, sys, time
 import elsa_format as elsa
+from elsa_format._report import write_report
 
 operation, source, out, seed, rounds = sys.argv[1:]
 rng = random.Random(int(seed))
+if operation == "export":
+    from elsa_converters import onnx
 
 def work():
     if operation == "pack":
         elsa.pack(source, out, sparsities=[90, 50], force=True)
+    elif operation == "export":
+        onnx.export(source, source.replace("safetensors", "onnx"), out, level=1, force=True)
+    elif operation == "html":
+        write_report(source, out, full=True, force=True)
     else:
         elsa.extract(source, out, level=1, layout=operation, force=True)
 
@@ -409,22 +436,26 @@ for _ in range(int(rounds)):
         print("old")
     elif operation == "pack":
         print("new", elsa.verify(out).levels)
+    elif operation == "export":
+        print("new", len(onnx.OnnxCheckpoint(out).tensors))
+    elif operation == "html":
+        print("new", 2 if open(out).read().endswith("</html>\\n") else 0)
     else:
         print("new", len(elsa.load_level(out)))
 """
 
 
 @linux
-@pytest.mark.parametrize("operation", ["pack", "dense", "bitmask"])
+@pytest.mark.parametrize("operation", ["pack", "dense", "bitmask", "export", "html"])
 def test_kill_at_any_moment(operation: str, large: Path, tmp_path: Path) -> None:
     out = tmp_path / "out" / "out.safetensors"
     out.parent.mkdir()
-    source = _plain(large) if operation == "pack" else large
+    source = {"pack": _plain, "export": _with_template}.get(operation, Path)(large)
     seed = random.Random(operation).randrange(1000)
     words = [operation, str(source), str(out), str(seed), "20"]
     done = subprocess.run(
         [sys.executable, "-c", KILLED, *words], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert set(done.stdout.splitlines()) <= {"old", "new 2"}
+    assert set(done.stdout.splitlines()) <= {"old", f"new {1 if operation == 'export' else 2}"}
     assert "old" in done.stdout
