@@ -164,5 +164,16 @@ def test_a_template_stands_beside_or_above_its_file(tmp_path: Path) -> None:
 
 def test_a_template_cannot_be_packed(tmp_path: Path) -> None:
     _, template = m.packed(m.save(m.mlp(), tmp_path / "m.onnx"), tmp_path)
-    with pytest.raises(TemplateMismatch, match="it is a template"):
+    with pytest.raises(elsa_format.AlreadyPacked, match="is a template"):
         OnnxCheckpoint(template)
+
+
+def test_a_tensor_that_the_graph_does_not_read_is_no_difference(tmp_path: Path) -> None:
+    proto = m.mlp()
+    proto.graph.initializer.append(m.tensor("spare", m.weights(3, 3)))
+    arrays = {t.name: numpy_helper.to_array(t) for t in proto.graph.initializer}
+    elsa = tmp_path / "net.safetensors"
+    elsa_format.pack(arrays, elsa, sparsities=[90])
+    template = m.save(proto, tmp_path / "net.onnx")
+    export(elsa, template, tmp_path / "out.onnx", level=1)
+    onnx.checker.check_model(tmp_path / "out.onnx")

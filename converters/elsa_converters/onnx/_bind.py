@@ -8,7 +8,7 @@ from elsa_converters._errors import TemplateMismatch, UnsupportedOnnx
 from elsa_converters._format import Header, Profile, TensorInfo, plain_names
 from elsa_converters.onnx._graphs import all_graphs, defined, rename_uses
 from elsa_converters.onnx._hoist import remove_named
-from elsa_converters.onnx._model import TEMPLATE_KEY, Model
+from elsa_converters.onnx._model import TEMPLATE_KEY, Model, drop_metadata
 from elsa_converters.onnx._weights import TO_ONNX, Weight
 
 _NOTHING = "nothing"
@@ -48,9 +48,7 @@ def bind(model: Model, header: Header, profile: Profile) -> Binding:
     proto = ModelProto()
     proto.CopyFrom(model.proto)
     remove_named(proto.graph.initializer, model.weights.keys())
-    for index in reversed(range(len(proto.metadata_props))):
-        if proto.metadata_props[index].key == TEMPLATE_KEY:
-            del proto.metadata_props[index]
+    drop_metadata(proto, TEMPLATE_KEY)
     fresh = FreshNames(proto.graph)
     fresh.taken |= model.weights.keys()
     names = [name for name in plain_names(header) if name in model.weights]

@@ -30,6 +30,7 @@ from elsa_converters.onnx._bind import Binding
 from elsa_converters.onnx._fold import fold_batch_norm
 from elsa_converters.onnx._hoist import remove_named
 from elsa_converters.onnx._level import Template, open_level
+from elsa_converters.onnx._model import drop_metadata
 from elsa_converters.onnx._sparse import coordinates, is_smaller_sparse
 from elsa_converters.onnx._writer import LARGEST_FILE, Entry, ModelWriter, model_size
 from elsa_format import NoSuchLevel
@@ -93,9 +94,7 @@ def export(
 
 def describe_level(proto: ModelProto, profile: Profile, level: int | None) -> None:
     """Record in the model which level it is."""
-    for index in reversed(range(len(proto.metadata_props))):
-        if proto.metadata_props[index].key == LEVEL_KEY:
-            del proto.metadata_props[index]
+    drop_metadata(proto, LEVEL_KEY)
     if level is None:
         return
     entry = profile.levels[level - 1]

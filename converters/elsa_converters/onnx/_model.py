@@ -64,7 +64,7 @@ def read_model(path: str | os.PathLike[str], also: Container[str] = ()) -> Model
         expand_sparse(graph, str(path))
     hoist(proto)
     if not template:  # whose tensors are all in the ELSA file
-        _drop_unused(proto)
+        _drop_unused(proto, also)
     _check(proto, path)
     weights = {}
     excluded = _deciding_shapes(proto)
@@ -84,6 +84,13 @@ def read_model(path: str | os.PathLike[str], also: Container[str] = ()) -> Model
 def opset_versions(proto: ModelProto) -> Iterator[int]:
     """Versions of the standard operators; a valid model has one."""
     return (o.version for o in proto.opset_import if o.domain in ("", "ai.onnx"))
+
+
+def drop_metadata(proto: ModelProto, key: str) -> None:
+    """Delete an entry of metadata_props, if it is there."""
+    for index in reversed(range(len(proto.metadata_props))):
+        if proto.metadata_props[index].key == key:
+            del proto.metadata_props[index]
 
 
 def bare(tensor: TensorProto) -> TensorProto:
@@ -142,10 +149,10 @@ def _texts(proto: ModelProto) -> Iterator[object]:
                 yield from (entry.key, entry.value)
 
 
-def _drop_unused(proto: ModelProto) -> None:
+def _drop_unused(proto: ModelProto, wanted: Container[str]) -> None:
     graph = proto.graph
     names = used(graph)
-    unused = {t.name for t in graph.initializer if t.name not in names}
+    unused = {t.name for t in graph.initializer if t.name not in names and t.name not in wanted}
     remove_named(graph.initializer, unused)
     if proto.ir_version < _FIRST_IR_WITH_CONSTANTS:
         # Older models had to list constants as inputs; newer ones that do let callers change them.

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from elsa_converters._errors import TemplateMismatch
 from elsa_converters._format import TensorInfo, dump, open_output, open_source, read_profile
 from elsa_converters.onnx._bind import bind
 from elsa_converters.onnx._model import TEMPLATE_KEY, Model, read_model
 from elsa_converters.onnx._places import places, relative_location
 from elsa_converters.onnx._reach import reaching
 from elsa_converters.onnx._writer import header_of
+from elsa_format import AlreadyPacked
 
 
 class OnnxCheckpoint:
@@ -22,11 +22,10 @@ class OnnxCheckpoint:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
         self.model = read_model(path)
-        if self.model.is_template:
-            missing = [w for w in self.model.weights.values() if w.source is None]
-            if missing:
-                row = (missing[0].info.name, "no values: it is a template", "the ones to pack")
-                raise TemplateMismatch(self.path, [row])
+        if any(weight.source is None for weight in self.model.weights.values()):
+            raise AlreadyPacked(
+                f"{self.path}: is a template, its weights are in an ELSA file already"
+            )
         self.tensors: Mapping[str, TensorInfo] = {
             name: weight.info for name, weight in self.model.weights.items()
         }
