@@ -1,6 +1,7 @@
 """The identity of an extracted level, the same in every layout (spec §7)."""
 
 import hashlib
+import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -14,6 +15,26 @@ from elsa_format._json import dump
 from elsa_format._parallel import each
 
 
+class _Scratch(threading.local):
+    """Memory of each thread, not of each level: there may be 255 levels."""
+
+    def __init__(self) -> None:
+        self.bitmask = np.empty(0, np.uint8)
+        self.values = np.empty(0, np.uint8)
+
+    def of(self, words: NDArray[Any]) -> tuple[NDArray[np.uint8], NDArray[Any]]:
+        """Room for the bitmask and the values of some words."""
+        mask_bytes = -(-words.size // 8)
+        if self.bitmask.size < mask_bytes:
+            self.bitmask = np.empty(mask_bytes, np.uint8)
+        if self.values.size < words.nbytes:
+            self.values = np.empty(words.nbytes, np.uint8)
+        return self.bitmask[:mask_bytes], self.values[: words.nbytes].view(words.dtype)
+
+
+_SCRATCH = _Scratch()
+
+
 class _LevelHash:
     """The two running hashes of one nested tensor at one level."""
 
@@ -21,15 +42,9 @@ class _LevelHash:
         self.level = level
         self.mask = hashlib.sha256()
         self.values = hashlib.sha256()
-        self._bitmask = np.empty(0, np.uint8)
-        self._values = np.empty(0, np.uint8)
 
     def update(self, words: NDArray[Any], bits: int) -> None:
-        if self._values.nbytes < words.nbytes:
-            self._bitmask = np.empty(-(-words.size // 8), np.uint8)
-            self._values = np.empty(words.nbytes, np.uint8)
-        bitmask = self._bitmask[: -(-words.size // 8)]
-        values = self._values[: words.nbytes].view(words.dtype)
+        bitmask, values = _SCRATCH.of(words)
         kept = _kernels.compact(words, bits, self.level, bitmask, values)
         self.mask.update(bitmask.data)
         self.values.update(values[:kept].data)

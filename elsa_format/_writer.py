@@ -87,6 +87,7 @@ class Writer:
         }
         self.counts = {name: np.zeros(1 << bits, np.int64) for name in nested}
         self.per_level = tuple(sorted(per_level))
+        self._varying = frozenset(self.per_level)
         self.dense_metrics = dense_metrics or {}
         numbers = range(1, len(self.levels) + 1)
         self._variants = {
@@ -94,7 +95,9 @@ class Writer:
         }
         self.tensors = lay_out(tensors, first=self._variants)
         self._positions = {name: info.start for name, info in self.tensors.items()}
-        self._hashes = {name: xxhash.xxh3_64() for name in self.tensors}
+        # Hashes live only while their tensor is written: each takes half a kilobyte.
+        self._hashes: dict[str, xxhash.xxh3_64] = {}
+        self._checksums = dict.fromkeys(self.tensors, f"xxh3:{ZEROS}")
         self._digests = LevelDigests(bits, len(self.levels)) if digests else None
         self._reserved = 0
         self._reserved = len(self._header(self._longest_profile()))
@@ -109,6 +112,8 @@ class Writer:
         position = self._positions[name]
         self._positions[name] = position + block.size
         self.output.write_at(self._reserved + position, block)
+        if name not in self._hashes:
+            self._hashes[name] = xxhash.xxh3_64()
         self._hashes[name].update(block.data)
         if name in self.counts:
             words = block.view(info.dtype.words)
@@ -121,6 +126,7 @@ class Writer:
             self._end_tensor(name, info)
 
     def _end_tensor(self, name: str, info: TensorInfo) -> None:
+        self._checksums[name] = f"xxh3:{self._hashes.pop(name).hexdigest()}"
         if self._digests is None:
             return
         if name in self.counts:
@@ -128,7 +134,7 @@ class Writer:
         elif name in self._variants:
             plain, level = self._variants[name]
             self._digests.end_plain(info, plain, [level])
-        elif name not in self.per_level:
+        elif name not in self._varying:
             self._digests.end_plain(info, name, range(1, len(self.levels) + 1))
 
     def close_data(self) -> Totals:
@@ -186,7 +192,7 @@ class Writer:
             ),
             nested=self._kept(),
             per_level=self.per_level,
-            checksums={name: f"xxh3:{xxh.hexdigest()}" for name, xxh in self._hashes.items()},
+            checksums=self._checksums,
             dense_metrics=self.dense_metrics,
             shard=self.shard,
         )
