@@ -35,6 +35,7 @@ __all__ = [
     "Progress",
     "Source",
     "Track",
+    "aligned",
     "as_array",
     "check_size",
     "ignore",
@@ -48,6 +49,17 @@ Progress = Callable[[int, int], object]
 
 BLOCK = 1 << 20
 """Bytes read at a time, a multiple of 64: large for few calls, small to stay in the cache."""
+
+
+def aligned(nbytes: int) -> NDArray[np.uint8]:
+    """Memory that starts on a cache line.
+
+    Large arrays start 16 bytes into a page. Reading there what starts a page of a file, as tensors
+    often do, ran at a seventh of the speed (measured on a Zen 3: 1.1 instead of 7 to 13 GiB/s).
+    """
+    memory = np.empty(nbytes + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + nbytes]
 
 
 def ignore(done: int, total: int) -> None:
@@ -135,7 +147,7 @@ class BlockReader:
         self._readinto: Callable[[Any], int | None] = getattr(
             source.stream, "readinto", self._read_and_copy
         )
-        self._buffer = np.empty(BLOCK, np.uint8)
+        self._buffer = aligned(BLOCK)
 
     def blocks(self, info: TensorInfo) -> Iterator[NDArray[np.uint8]]:
         """The tensor's bytes; each block is overwritten by the next.
@@ -161,7 +173,7 @@ class BlockReader:
     def room(self, info: TensorInfo) -> NDArray[np.uint8]:
         """Memory for a whole tensor."""
         try:
-            return np.empty(info.nbytes, np.uint8)
+            return aligned(info.nbytes)
         except MemoryError:
             # A stream that does not hold what it declares is Truncated, however much that is.
             for _ in self.blocks(info):

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elsa_format import _kernels, _profile
-from elsa_format._blocks import BLOCK, Checksum, as_array
+from elsa_format._blocks import BLOCK, Checksum, aligned, as_array
 from elsa_format._choose import choose_level
 from elsa_format._header import TensorInfo
 from elsa_format._layouts import Bitmask, Csr, Layout, encoder, part_name, parts
@@ -160,7 +160,7 @@ class File:
     def _dense(
         self, info: TensorInfo, level: int | None, along: Reader | None = None
     ) -> NDArray[Any]:
-        flat = np.empty(info.nbytes, np.uint8)
+        flat = aligned(info.nbytes)
         masked = level is not None and info.name in self.profile.nested
         for block in self._blocks(info, flat, along):
             if masked and level is not None:
@@ -185,7 +185,7 @@ class File:
             positions[name] = start + piece.size
             filled[name].view(piece.dtype)[start : positions[name]] = piece
 
-        for block in self._blocks(info, np.empty(min(info.nbytes, BLOCK), np.uint8), along):
+        for block in self._blocks(info, aligned(min(info.nbytes, BLOCK)), along):
             for name, piece in encode.encode(block.view(info.dtype.words)):
                 take(name, piece)
         for name, piece in encode.finish():
