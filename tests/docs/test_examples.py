@@ -1,0 +1,50 @@
+"""The examples run, and say what they should."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def run(name: str, folder: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / name],
+        cwd=folder,
+        env={**os.environ, "TMPDIR": str(folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_own_flax_model(tmp_path: Path) -> None:
+    lines = run("own_flax_model.py", tmp_path).splitlines()
+    assert [line.split(":")[0] for line in lines] == ["level 1", "level 2", "level 3", "dense"]
+    assert all(float(line.rsplit(" ", 1)[1].rstrip("%")) > 80 for line in lines)
+
+
+def test_stream_over_http(tmp_path: Path) -> None:
+    assert "level 1: 1,364,428 bytes on the device, 209,715 weights" in run(
+        "stream_over_http.py", tmp_path
+    )
+
+
+def test_switch_level(tmp_path: Path) -> None:
+    lines = run("switch_level.py", tmp_path).splitlines()
+    similarity = [float(line.rsplit(" ", 1)[1]) for line in lines]
+    assert similarity == sorted(similarity, reverse=True)
+    assert len(lines) == 3
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None, reason="PyTorch is not installed (make test-torch)"
+)
+def test_torch_state_dict(tmp_path: Path) -> None:
+    assert run("torch_state_dict.py", tmp_path) == "level 2: 90.0% of the weights are zero\n"
