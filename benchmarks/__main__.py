@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks import growth, kernels, layouts, load, pack, stream
 from benchmarks._files import Files
 from benchmarks._machine import describe
-from benchmarks._rows import MIB, ROWS, Result, Unavailable, always_fresh_memory, chosen, measure
+from benchmarks._rows import MIB, Result, Unavailable, always_fresh_memory, chosen, measure
 
 AREAS = {
     load: "Loading a level",
@@ -20,8 +20,11 @@ AREAS = {
     kernels: "Kernels",
     growth: "Growth",
 }
-SCRIPTS = {"onnx_export": "ONNX", "train_step": "Training"}
-"""Modules beside this one that print a table of their own."""
+SCRIPTS = {
+    "onnx_export": ("ONNX", ["--megabytes", "16", "--repeat", "1"]),
+    "train_step": ("Training", ["--width", "4", "--batch-size", "8", "--rounds", "2"]),
+}
+"""Programs beside this one that print what they measure: their title, and options for --quick."""
 
 INTRODUCTION = """\
 # Benchmarks
@@ -59,8 +62,8 @@ def main() -> None:
         )
         lines += run(options.only, files, options.seconds or (0.3 if quick else 4))
     if not options.only:
-        for script, title in SCRIPTS.items():
-            lines += run_script(script, title, quick)
+        for script, (title, small) in SCRIPTS.items():
+            lines += run_script(script, title, small if quick else [])
     output = options.output or (None if quick or options.only else Path("docs/benchmarks.md"))
     if output:
         output.write_text("\n".join(lines) + "\n", "utf-8")
@@ -116,13 +119,13 @@ def format_row(result: Result) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def run_script(script: str, title: str, quick: bool) -> list[str]:
-    """The table that a module of another package's prints, or why there is none."""
+def run_script(script: str, title: str, arguments: list[str]) -> list[str]:
+    """What a program beside this one prints, or why it could not."""
     path = Path(__file__).with_name(f"{script}.py")
     if not path.exists():
         return []
     print(f"\n## {title}\n", flush=True)
-    command = [sys.executable, str(path), *(["--quick"] if quick else [])]
+    command = [sys.executable, str(path), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no output"])[-1]
@@ -134,5 +137,4 @@ def run_script(script: str, title: str, quick: bool) -> list[str]:
 
 
 if __name__ == "__main__":
-    assert ROWS
     main()

@@ -1,0 +1,46 @@
+"""The benchmarks run, and judge what they measure."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("benchmarks", reason="run from the repository")
+
+from benchmarks._files import Files
+from benchmarks._rows import Race, Row, measure
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def test_rows_run_and_leave_nothing_behind(tmp_path: Path) -> None:
+    out = tmp_path / "table.md"
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    options = ["--size", "1", "--largest", "4", "--seconds", "0.01", "--scratch", str(scratch)]
+    rows = ["--only", "load.csr", "--only", "stream.extract_*", "--only", "pack.counters"]
+    command = [sys.executable, "-m", "benchmarks", *options, *rows, "--output", str(out)]
+    subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True)
+    table = out.read_text("utf-8")
+    assert "| load a level, CSR |" in table
+    assert "| pack from counters, no digests |" in table
+    assert list(scratch.iterdir()) == []
+
+
+def judge(tmp_path: Path, subject: int, peer: int, *, contains_peer: bool) -> bool | None:
+    """Whether a row with a target of 1.5 × counts as reached, for two amounts of work."""
+    race = Race(
+        lambda: sum(range(subject)), lambda: sum(range(peer)), 1, contains_peer=contains_peer
+    )
+    row = Row("x.y", "what", "peer", "≤ 1.5 ×", lambda files: race)
+    return measure(row, Files(tmp_path, 1, 1), 0.05).reached
+
+
+def test_a_target_is_reached_or_missed(tmp_path: Path) -> None:
+    assert judge(tmp_path, 10_000, 100_000, contains_peer=False) is True
+    assert judge(tmp_path, 100_000, 10_000, contains_peer=False) is False
+
+
+def test_a_subject_faster_than_its_own_part_proves_nothing(tmp_path: Path) -> None:
+    assert judge(tmp_path, 10_000, 100_000, contains_peer=True) is None
