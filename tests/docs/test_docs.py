@@ -1,8 +1,8 @@
 """Run what the documentation shows: every command and every Python block, in order, in one folder.
 
 `console` blocks hold `$ command` lines and their output, compared as doctest does (`...` stands for
-anything). `python` blocks run in one namespace, as doctests where they have prompts; `text` does not
-run.
+anything). `python` blocks run in one namespace, as doctests where they have prompts. Nothing else
+runs: `text`, and `py` for fragments.
 """
 
 import doctest
