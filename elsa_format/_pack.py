@@ -92,8 +92,6 @@ def pack(
     """
     if sum(way is not None for way in (sparsities, levels, counters)) != 1:
         raise TypeError("give exactly one of sparsities, levels, counters")
-    if is_index(out) and template is not None:
-        raise TypeError("a template points into one file, and the output is in shards")
     if max_shard_size is not None and not is_index(out):
         raise TypeError("max_shard_size is for an output that ends in .index.json")
     sources: list[Checkpoint] = []

@@ -18,7 +18,6 @@ from elsa_format._cli._terminal import (
     standard_output,
     table,
 )
-from elsa_format._index import is_index
 from elsa_format._shard_output import written_size
 
 
@@ -112,8 +111,6 @@ def command(
         raise click.UsageError("Give one of --sparsities, --level and --counters.")
     if template is not None and out == "-":
         raise click.UsageError("--template points into a file; -o - is none.")
-    if template is not None and is_index(out):
-        raise click.UsageError("--template points into one file; OUT is in shards.")
     check_shards(out, options["max_shard_size"])
     with progress("packing") as shown:
         report = pack(
