@@ -1,4 +1,4 @@
-"""Read a file front to back in blocks, from anything that can be read (spec §8.3)."""
+"""Read a file front to back in blocks, from anything that can be read (spec §2.2)."""
 
 import contextlib
 import os

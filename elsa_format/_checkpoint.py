@@ -58,6 +58,12 @@ class Checkpoint(Protocol):
 class GraphCheckpoint(Checkpoint, Protocol):
     """A checkpoint that also holds the graph, such as an ONNX model."""
 
+    def check_template(
+        self, template: str | os.PathLike[str], packed: str | os.PathLike[str]
+    ) -> None:
+        """Refuse places that a template could not point to, before anything is packed."""
+        ...
+
     def write_template(
         self,
         template: str | os.PathLike[str],

@@ -1,4 +1,4 @@
-"""The dtypes of safetensors, and what nesting needs to know about four of them (spec §4)."""
+"""The dtypes of safetensors, and what nesting needs to know about four of them (spec §3.3)."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""Extract a level in one pass and constant memory (spec §8.3)."""
+"""Extract a level in one pass and constant memory (spec §2.2)."""
 
 import os
 from collections.abc import Callable, Iterator

@@ -160,6 +160,7 @@ def _graph_of(
         raise TypeError("a template points into a file, and the output is a stream")
     if not force and os.path.exists(template):
         raise OutputExists(f"{os.fspath(template)}: exists already; --force replaces it")
+    network.check_template(template, out)
     return network
 
 

@@ -1,4 +1,4 @@
-"""Open an ELSA file and read what is asked for, no more (spec §8.2)."""
+"""Open an ELSA file and read what is asked for, no more (spec §2.2)."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing

@@ -1,4 +1,4 @@
-"""Tensors of a level as they arrive, from a source that cannot seek (spec §8.3)."""
+"""Tensors of a level as they arrive, from a source that cannot seek (spec §2.2)."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""Check everything the specification asks of a file (spec §8.4)."""
+"""Check everything the specification asks of a file (spec §2.2)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

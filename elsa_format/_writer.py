@@ -1,4 +1,4 @@
-"""Write an ELSA file in one pass: data first, then the header that describes it (spec §8.1)."""
+"""Write an ELSA file in one pass: data first, then the header that describes it (spec §3.5)."""
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence

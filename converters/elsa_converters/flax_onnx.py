@@ -22,7 +22,7 @@ import elsa_format
 from elsa_converters._errors import TemplateMismatch, UnsupportedOnnx
 from elsa_converters._format import TensorInfo, of_array
 from elsa_converters.onnx import LevelSession, write_template
-from elsa_converters.onnx._graphs import rename_uses
+from elsa_converters.onnx._graphs import rename_uses, used
 from elsa_converters.onnx._model import Model
 from elsa_converters.onnx._transposes import cancel_transposes
 from elsa_converters.onnx._weights import Weight
@@ -145,6 +145,10 @@ def _convert(
     for value in graph.input:
         value.name = names[value.name]
     cancel_transposes(graph)
+    read = used(graph)  # jax2onnx leaves constants that nothing reads
+    for index in reversed(range(len(graph.initializer))):
+        if graph.initializer[index].name not in read:
+            del graph.initializer[index]
     del graph.value_info[:]  # shapes from before the transposes went
     return proto
 

@@ -6,10 +6,13 @@ from pathlib import Path
 
 import onnx
 import onnx_models as m
+import pytest
 from click.testing import CliRunner
 from elsa_converters import onnx as converter
 from elsa_converters._cli import export
 from elsa_converters.onnx import _export, _writer
+
+import elsa_format
 
 
 def test_one_level_and_all_levels(tmp_path: Path) -> None:
@@ -85,3 +88,14 @@ def test_models_above_2_gb_are_read(tmp_path: Path) -> None:
     assert checkpoint.tensors["w"].nbytes == size
     assert checkpoint.nestable("w")
     assert next(checkpoint.blocks("w", 1 << 20)).size == 1 << 20
+
+
+def test_a_template_that_cannot_point_into_the_file_is_refused_before_packing(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    model, packed = m.save(m.mlp(), tmp_path / "m.onnx"), tmp_path / "net.safetensors"
+    template = tmp_path / "elsewhere" / "net.onnx"
+    with pytest.raises(elsa_format.FormatError):
+        elsa_format.pack(model, packed, sparsities=[50], template=template)
+    assert not packed.exists()
