@@ -769,7 +769,8 @@ def open_index(path: Path) -> list[Elsa]:
     for name in files:
         if name in ("", ".", "..") or any(c in name for c in "/\\\0"):
             raise Bad("UnsafePath", name)
-        if (path.parent / name).resolve().parent != path.parent.resolve():
+        folders = (path.parent.resolve(), path.resolve().parent)
+        if (path.parent / name).resolve().parent not in folders:
             raise Bad("UnsafePath", name)
     for name in files:
         if not (path.parent / name).is_file():
