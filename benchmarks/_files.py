@@ -40,6 +40,9 @@ class Files:
 
     def __init__(self, folder: Path, size: int, largest: int) -> None:
         self.folder, self.size, self.largest = folder, size, largest
+        needed, free = 2 * largest + 16 * size, shutil.disk_usage(folder).free
+        if free < needed:
+            raise OSError(f"{folder}: {free >> 20} MiB free, expected {needed >> 20}")
         self._made: dict[str, Path] = {}
 
     def path(self, name: str) -> Path:
@@ -116,15 +119,12 @@ class Files:
         return paths
 
     def repeated(self, size: int) -> Path:
-        """An ELSA file of any size in little memory: the same layer again and again."""
+        """A file of any size with 16 tensors, so that two differ in size alone."""
 
         def make(path: Path) -> None:
-            layer = packed_layer(min(size, 64 << 20))
+            layer = packed_layer(size // 16)
             info = TensorInfo("", of_array(layer.dtype), (SIDE, layer.size // SIDE))
-            infos = [
-                TensorInfo(f"layer.{i:03}", info.dtype, info.shape)
-                for i in range(size // layer.nbytes)
-            ]
+            infos = [TensorInfo(f"layer.{i:03}", info.dtype, info.shape) for i in range(16)]
             specs = [elsa.LevelSpec(f"{s}%") for s in LEVELS]
             names = [info.name for info in infos]
             with open_output(path) as output:
@@ -136,17 +136,9 @@ class Files:
 
         return self._once(f"repeated-{size}.safetensors", make)
 
-    def forget(self, path: Path) -> None:
-        """Remove a file to make room."""
-        self._made = {name: made for name, made in self._made.items() if made != path}
-        path.unlink(missing_ok=True)
-
     def _once(self, name: str, make: Any) -> Path:
         if name not in self._made:
             path = self.path(name)
-            free = shutil.disk_usage(self.folder).free
-            if free < 3 * self.size:
-                raise OSError(f"{self.folder}: {free} bytes free, too few to measure with")
             with no_fsync():
                 make(path)
             self._made[name] = path

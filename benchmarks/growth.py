@@ -58,7 +58,7 @@ def load_peak(files: Files) -> Peak:
 
 @row("open, largest file", "of a file a 64th as large")
 def inspect(files: Files) -> Race:
-    """The header grows with the number of tensors, here one per 64 MiB, not with their size."""
+    """From the header, which grows with the number of tensors, not with their size."""
     large, little = files.repeated(files.largest), files.repeated(small(files))
     return Race(lambda: elsa.open(large).close(), lambda: elsa.open(little).close(), files.largest)
 
