@@ -144,7 +144,7 @@ class MagnitudeLevels:
 
             total = sum(info.elements for info in group)
             keep = [kept_count(s, total) for s in self.sparsities]
-            cut = find_cut(keys, self._key.size - 1, keep)
+            cut = find_cut(keys, self._key.size - 1, keep, total)
             for info in lay_out(group).values():  # the order in which one file would hold them
                 self._cuts[info.name] = cut
                 if self._share_ties:

@@ -3,7 +3,7 @@
 from elsa_format._errors import NoSuchLevel
 from elsa_format._header import Header
 from elsa_format._layouts import LAYOUTS, Layout
-from elsa_format._plan import level_size
+from elsa_format._plan import LevelSizes
 from elsa_format._profile import LevelLike, Profile
 
 TOLERANCE = 5e-4
@@ -39,13 +39,16 @@ def choose_level(
             f"{where}: no level is {sparsity:.4%} sparse; the sparsest has {found[1]:.4%}"
         )
     assert max_size is not None
-    if layout == "dense" and level_size(header, profile, None, "dense") <= max_size:
+    sizes = LevelSizes(header, profile)
+    if layout == "dense" and sizes.size(None, "dense") <= max_size:
         return None
     for t in numbers:
-        if level_size(header, profile, t, layout) <= max_size:
+        if sizes.size(t, layout) <= max_size:
             return t
-    sizes = ", ".join(f"{level_size(header, profile, 1, name)} as {name}" for name in LAYOUTS)
-    raise NoSuchLevel(f"{where}: no level fits {max_size} bytes as {layout}; level 1 takes {sizes}")
+    smallest = ", ".join(f"{sizes.size(1, name)} as {name}" for name in LAYOUTS)
+    raise NoSuchLevel(
+        f"{where}: no level fits {max_size} bytes as {layout}; level 1 takes {smallest}"
+    )
 
 
 def level_sparsity(header: Header, profile: Profile, level: int) -> float:

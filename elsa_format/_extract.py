@@ -139,7 +139,7 @@ class _Job:
     def _size(self, name: str, keep_levels: bool) -> int:
         info = self.header.tensors[name]
         if self.level is not None and keep_levels:
-            return info.nbytes * (1 + self.level if name in self.profile.per_level else 1)
+            return info.nbytes * (1 + self.level if name in self.profile.varying else 1)
         if self.level is None or name not in self.profile.nested:
             return info.nbytes
         kept = self.profile.nested[name][self.level - 1]

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from elsa_format._dtypes import DTYPES, Dtype
@@ -36,16 +36,16 @@ class TensorInfo:
     shape: tuple[int, ...]
     start: int = 0
     """First byte, counted from the start of the data section."""
+    elements: int = field(init=False, repr=False, compare=False)
+    """Number of elements."""
+    nbytes: int = field(init=False, repr=False, compare=False)
+    """Number of stored bytes."""
 
-    @property
-    def elements(self) -> int:
-        """Number of elements."""
-        return math.prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        """Number of stored bytes."""
-        return self.elements * self.dtype.size // 8
+    def __post_init__(self) -> None:
+        # Once: they are asked for again and again, and files may have 100,000 tensors.
+        elements = math.prod(self.shape)
+        object.__setattr__(self, "elements", elements)
+        object.__setattr__(self, "nbytes", elements * self.dtype.size // 8)
 
     @property
     def stop(self) -> int:

@@ -44,11 +44,20 @@ def describe(profile: Profile, level: int, layout: Layout, nested: dict[str, Ten
     }
     if entry.digest and profile.shard is None:
         document["digest"] = entry.digest
-    document["tensors"] = {
+    document["tensors"] = _nested(nested)
+    return dump(dict(sorted(document.items())))
+
+
+def describe_nested(nested: dict[str, TensorInfo]) -> str:
+    """The part of the entry that is the same for all levels and layouts."""
+    return dump(_nested(nested))
+
+
+def _nested(nested: dict[str, TensorInfo]) -> dict[str, Any]:
+    return {
         name: {"dtype": info.dtype.name, "shape": info.shape}
         for name, info in sorted(nested.items())
     }
-    return dump(dict(sorted(document.items())))
 
 
 def parse(header: Header, where: str) -> LevelFile | None:

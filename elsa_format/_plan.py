@@ -1,10 +1,19 @@
 """What extracting a level will write, from the header alone (spec §9)."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from elsa_format import _level_file
-from elsa_format._header import Header, TensorInfo, lay_out, serialize
+from elsa_format._header import (
+    ALIGNMENT,
+    LENGTH_BYTES,
+    Header,
+    TensorInfo,
+    lay_out,
+    serialize,
+)
+from elsa_format._json import dump
 from elsa_format._layouts import Layout, parts
 from elsa_format._profile import KEY, RESERVED, Profile
 
@@ -64,10 +73,70 @@ def level_header(
     return serialize(placed, metadata), placed
 
 
-def level_size(header: Header, profile: Profile, level: int | None, layout: Layout) -> int:
-    """Bytes of the file that `extract` would write, from the header alone."""
-    prefix, placed = level_header(header, profile, level, layout)
-    return len(prefix) + sum(info.nbytes for info in placed.values())
+class LevelSizes:
+    """Sizes of the files that `extract` would write, counted from the header without building them.
+
+    Inspecting asks for every level in every layout, so what they share is counted once.
+    """
+
+    def __init__(self, header: Header, profile: Profile) -> None:
+        self.header, self.profile = header, profile
+        self._names = {name: _json_size(name) for name in plain_names(header)}
+
+    def size(self, level: int | None, layout: Layout) -> int:
+        """Bytes of the file of a level, None for the dense network."""
+        pieces = list(self._pieces(level, layout))
+        if layout != "dense":
+            pieces.sort(key=lambda piece: -piece[0])  # as lay_out does
+        text, position = self._metadata(level, layout), 0
+        for _, fixed, size in pieces:
+            text += fixed + len(str(position)) + len(str(position + size))
+            position += size
+        end = LENGTH_BYTES + text
+        return end + -end % ALIGNMENT + position
+
+    def _pieces(self, level: int | None, layout: Layout) -> Iterator[tuple[int, int, int]]:
+        """Of every stored tensor: element width, bytes of its entry but offsets, bytes of data."""
+        nested = self.profile.nested if level is not None and layout != "dense" else {}
+        for step in plan(self.header, self.profile, level):
+            name, info = step.name, step.info
+            if name is None:
+                continue
+            if name not in nested or level is None:
+                yield info.dtype.size, _entry_size(self._names[name], info), info.nbytes
+                continue
+            kept = nested[name][level - 1]
+            for part in parts(layout, name, info.dtype, info.shape, kept):
+                extra = len(part.name) - len(name)  # the prefix needs no escape
+                size = _entry_size(self._names[name] + extra, part)
+                yield part.dtype.size, size, part.nbytes
+
+    def _metadata(self, level: int | None, layout: Layout) -> int:
+        """Bytes of everything else in the header."""
+        own = (KEY, _level_file.KEY)
+        metadata = {k: v for k, v in self.header.metadata.items() if k not in own}
+        if level is not None:
+            metadata[_level_file.KEY] = _level_file.describe(self.profile, level, layout, {})
+        if not metadata:  # then no comma comes before the first tensor
+            return len("{}") - bool(self._names)
+        nested = self._nested_size if level is not None else 0
+        return _json_size({"__metadata__": metadata}) + nested
+
+    @cached_property
+    def _nested_size(self) -> int:
+        """Bytes of the list of nested tensors in a level's description, as a string in JSON."""
+        infos = {name: self.header.tensors[name] for name in self.profile.nested}
+        return _json_size(_level_file.describe_nested(infos)) - _json_size("{}")
+
+
+def _entry_size(name: int, info: TensorInfo) -> int:
+    """Bytes of `,"name":{"dtype":"F32","shape":[1,2],"data_offsets":[,]}`."""
+    shape = len(str(info.shape)) - max(len(info.shape) - 1, len(info.shape) == 1)
+    return name + shape + len(info.dtype.name) + len(',:{"dtype":"","shape":,"data_offsets":[,]}')
+
+
+def _json_size(value: object) -> int:
+    return len(dump(value).encode("utf-8"))
 
 
 def _in_order(infos: Iterable[TensorInfo]) -> dict[str, TensorInfo]:

@@ -123,10 +123,11 @@ class Profile:
 
     def stored_name(self, name: str, level: int | None) -> str:
         """The tensor that holds `name` at a level."""
-        return name if level is None or name not in self._varying else variant_name(name, level)
+        return name if level is None or name not in self.varying else variant_name(name, level)
 
     @cached_property
-    def _varying(self) -> frozenset[str]:
+    def varying(self) -> frozenset[str]:
+        """The per-level tensors, to look names up in."""
         return frozenset(self.per_level)
 
 

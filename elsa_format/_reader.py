@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing
+from functools import cached_property
 from types import MappingProxyType, TracebackType
 from typing import Any, Self, overload
 
@@ -14,7 +15,7 @@ from elsa_format._choose import choose_level
 from elsa_format._header import TensorInfo
 from elsa_format._layouts import Bitmask, Csr, Layout, encoder, part_name, parts
 from elsa_format._parallel import each
-from elsa_format._plan import level_size, plain_names
+from elsa_format._plan import LevelSizes, plain_names
 from elsa_format._profile import Level, LevelLike, Profile
 from elsa_format._shards import open_network
 from elsa_format._storage import Reader, Source, fill
@@ -98,7 +99,11 @@ class File:
     def size(self, level: LevelLike, layout: Layout = "dense") -> int:
         """Bytes of the file that extracting the level would give, from the header alone."""
         number = self.profile.level_number(level, self.path)
-        return level_size(self._header, self.profile, number, layout)
+        return self._sizes.size(number, layout)
+
+    @cached_property
+    def _sizes(self) -> LevelSizes:
+        return LevelSizes(self._header, self.profile)
 
     def choose(
         self,

@@ -21,7 +21,7 @@ from elsa_format._blocks import (
 from elsa_format._header import Header
 from elsa_format._layouts import LAYOUTS
 from elsa_format._output import Target, open_output
-from elsa_format._plan import level_size, plain_names
+from elsa_format._plan import LevelSizes, plain_names
 from elsa_format._profile import KEY, Profile
 from elsa_format._report_pictures import survey
 
@@ -63,6 +63,7 @@ def describe(header: Header, profile: Profile, path: str) -> dict[str, Any]:
     """What the page shows of a header."""
     tensors = {name: header.tensors[name] for name in plain_names(header)}
     varying = set(profile.per_level)
+    sizes = LevelSizes(header, profile)
     totals = [sum(counts) for counts in zip(*profile.nested.values(), strict=True)]
     return {
         "file": {
@@ -84,13 +85,13 @@ def describe(header: Header, profile: Profile, path: str) -> dict[str, Any]:
                 "kept": totals[t - 1] if totals else 0,
                 "digest": level.digest,
                 "metrics": dict(level.metrics),
-                "sizes": [level_size(header, profile, t, layout) for layout in LAYOUTS],
+                "sizes": [sizes.size(t, layout) for layout in LAYOUTS],
             }
             for t, level in enumerate(profile.levels, 1)
         ],
         "dense": {
             "metrics": dict(profile.dense_metrics),
-            "size": level_size(header, profile, None, "dense"),
+            "size": sizes.size(None, "dense"),
         },
         "layers": [
             {

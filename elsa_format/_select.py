@@ -20,6 +20,10 @@ TABLE_BYTES = 16 << 20
 """Most memory for histograms: 16-bit digits for up to 32 different prefixes."""
 
 
+FEW = 1 << 16
+"""Keys up to which sorting is quicker than counting digits, and still takes little memory."""
+
+
 @dataclass(frozen=True)
 class Cut:
     """For every level: keep keys above the threshold, and the first `ties` equal to it."""
@@ -38,12 +42,19 @@ def kept_count(sparsity: Fraction, weights: int) -> int:
 
 
 def find_cut(
-    passes: Callable[[], Iterable[NDArray[Any]]], key_bits: int, keep: Sequence[int]
+    passes: Callable[[], Iterable[NDArray[Any]]],
+    key_bits: int,
+    keep: Sequence[int],
+    total: int | None = None,
 ) -> Cut:
     """The cut that keeps exactly `keep[t]` of the largest keys at each level.
 
     `passes()` gives the words once more, in the same order; their key is all but the sign bit.
+    `total` is their number, if it is known.
     """
+    if total is not None and 0 < total <= FEW:
+        words = np.concatenate([part.copy() for part in passes()])
+        return _cut_of_few(words & words.dtype.type((1 << key_bits) - 1), key_bits, keep)
     found = [0] * len(keep)
     ranks = list(keep)
     shift = key_bits
@@ -65,6 +76,18 @@ def find_cut(
     for t, count in enumerate(keep):
         if count == 0:
             found[t], ranks[t] = (1 << key_bits) - 1, 0
+    return Cut(np.array(found, np.uint64), np.array(ranks, np.int64))
+
+
+def _cut_of_few(keys: NDArray[Any], key_bits: int, keep: Sequence[int]) -> Cut:
+    """The same by sorting: a table of digits would be larger than the keys themselves."""
+    rising = np.sort(keys)
+    found, ranks = [], []
+    for count in keep:
+        threshold = int(rising[-count]) if count else (1 << key_bits) - 1
+        larger = keys.size - int(np.searchsorted(rising, rising.dtype.type(threshold), "right"))
+        found.append(threshold)
+        ranks.append(count - larger if count else 0)
     return Cut(np.array(found, np.uint64), np.array(ranks, np.int64))
 
 

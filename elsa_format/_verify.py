@@ -103,7 +103,6 @@ class _Checker:
         numbers = range(1, len(profile.levels) + 1)
         self.all_levels = list(numbers)
         self.variants = {variant_name(n, t): (n, t) for n in profile.per_level for t in numbers}
-        self.varying = frozenset(profile.per_level)
         self.problem: FormatError | None = None
 
     def check(self, info: TensorInfo, reader: BlockReader) -> None:
@@ -123,7 +122,7 @@ class _Checker:
         if info.name in self.variants:
             plain, level = self.variants[info.name]
             self.digests.end_plain(info, plain, [level])
-        elif info.name not in self.varying:
+        elif info.name not in self.profile.varying:
             self.digests.end_plain(info, info.name, self.all_levels)
 
     def _check_nested(self, info: TensorInfo, blocks: Iterator[NDArray[np.uint8]]) -> None:

@@ -292,7 +292,7 @@ def write(
     if not 1 <= len(levels) < 1 << bits:
         raise InvalidProfile(f"{len(levels)} levels do not fit {bits}-bit counters")
     arrays = {name: np.asarray(array, order="C") for name, array in tensors.items()}
-    nested, per_level = sorted(set(nested)), per_level or {}
+    nested, per_level = dict.fromkeys(sorted(nested)), per_level or {}
     for name in (*nested, *per_level):
         if name not in arrays:
             raise TensorMismatch(f"tensor {name!r} is not among the tensors to write")

@@ -139,7 +139,7 @@ def show(file: File, *, layers: bool) -> str:
 def _kind(file: File, name: str) -> str:
     if name in file.profile.nested:
         return "nested"
-    return "per-level" if name in file.per_level else "shared"
+    return "per-level" if name in file.profile.varying else "shared"
 
 
 def _level_table(file: File) -> str:
