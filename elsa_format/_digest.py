@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from elsa_format import _kernels
 from elsa_format._dtypes import of_array
 from elsa_format._header import TensorInfo
-from elsa_format._json import dump
 from elsa_format._parallel import each
 
 
@@ -93,8 +92,8 @@ class LevelDigests:
 
 def digest_line(name: str, info: TensorInfo, *hashes: str) -> str:
     """One tensor's line; the length before the name keeps any name unambiguous."""
-    size = len(name.encode("utf-8"))
-    return f"{size}:{name} {info.dtype.name} {dump(info.shape)} {' '.join(hashes)}\n"
+    size, shape = len(name.encode("utf-8")), ",".join(map(str, info.shape))
+    return f"{size}:{name} {info.dtype.name} [{shape}] {' '.join(hashes)}\n"
 
 
 def digest_of_lines(lines: dict[str, str]) -> str:

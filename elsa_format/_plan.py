@@ -85,15 +85,27 @@ class LevelSizes:
 
     def size(self, level: int | None, layout: Layout) -> int:
         """Bytes of the file of a level, None for the dense network."""
+        if layout == "dense" and not self.profile.per_level:
+            text, data = self._dense  # levels differ in nothing but their description
+        else:
+            text, data = self._measure(level, layout)
+        end = LENGTH_BYTES + self._metadata(level, layout) + text
+        return end + -end % ALIGNMENT + data
+
+    @cached_property
+    def _dense(self) -> tuple[int, int]:
+        return self._measure(None, "dense")
+
+    def _measure(self, level: int | None, layout: Layout) -> tuple[int, int]:
+        """Bytes of the tensors' entries in the header, and of their data."""
         pieces = list(self._pieces(level, layout))
         if layout != "dense":
             pieces.sort(key=lambda piece: -piece[0])  # as lay_out does
-        text, position = self._metadata(level, layout), 0
+        text = position = 0
         for _, fixed, size in pieces:
             text += fixed + len(str(position)) + len(str(position + size))
             position += size
-        end = LENGTH_BYTES + text
-        return end + -end % ALIGNMENT + position
+        return text, position
 
     def _pieces(self, level: int | None, layout: Layout) -> Iterator[tuple[int, int, int]]:
         """Of every stored tensor: element width, bytes of its entry but offsets, bytes of data."""
