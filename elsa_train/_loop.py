@@ -23,7 +23,7 @@ from elsa_train.data.protocol import Data, Split
 from elsa_train.models import build
 
 PyTree = Any
-CHECK_EVERY = 20
+CHECK_EVERY, QUEUED = 20, 2
 
 
 class Carry(NamedTuple):
@@ -265,7 +265,8 @@ class Trainer:
         """Train through a phase; frozen weights keep their bits, masked ones are zero."""
         key = jax.random.fold_in(jax.random.key(self.seed), plan.number)
         batches = Prefetch(self._batches(plan, phase.step))
-        carry, kept, pending = phase.carry, phase.kept, []
+        carry, kept = phase.carry, phase.kept
+        pending: list[tuple[jax.Array, jax.Array]] = []
         sparsity = _sparsity(kept)
         try:
             for step, batch in enumerate(batches, phase.step):
@@ -280,17 +281,20 @@ class Trainer:
                 rate = jnp.float32(plan.rate(step))
                 carry, (loss, right) = self.step(carry, n, kept, batch, here, rate)
                 pending.append((loss, right))
-                if len(pending) >= CHECK_EVERY or step + 1 == plan.steps:
-                    # One wait for many steps: the device always has work queued.
-                    losses = [float(loss) for loss, _ in pending]
+                last = step + 1 == plan.steps
+                if len(pending) >= CHECK_EVERY + QUEUED or last:
+                    # The newest steps are not waited for: the device always has work queued.
+                    ready, pending = (
+                        (pending, []) if last else (pending[:-QUEUED], pending[-QUEUED:])
+                    )
+                    losses = [float(loss) for loss, _ in ready]
                     if not np.all(np.isfinite(losses)):
                         raise NonFiniteLoss(
                             f"{plan.name}: the loss is {losses[-1]} at step {step + 1}"
                         )
-                    advanced = len(pending)
+                    advanced = len(ready)
                     images = advanced * self.recipe.batch_size
-                    accuracy = sum(int(right) for _, right in pending) / images
-                    pending = []
+                    accuracy = sum(int(right) for _, right in ready) / images
                     watch(
                         Report(
                             plan.name,
