@@ -244,8 +244,6 @@ class GivenCounters:
         if not 1 <= self.levels <= MAX_LEVELS:
             raise InfeasibleLevels(f"{given.path}: {self.levels} levels, expected 1..{MAX_LEVELS}")
         self.specs = [LevelSpec(f"level {t}") for t in range(1, self.levels + 1)]
-        self._numbers = np.zeros(MAX_LEVELS + 2, np.uint8)
-        self._numbers[: self.levels + 1] = np.arange(self.levels + 1)
 
     @property
     def passes(self) -> int:
@@ -275,14 +273,15 @@ class GivenCounters:
     def blocks(self, info: TensorInfo) -> Iterator[tuple[Words, Counters]]:
         given, position = self.given.tensors[info.name], 0
         for words, steps in zip(_words(self.network, info), self._integers(given), strict=True):
-            bad = (steps < 0) | (steps > self.levels + 1)
-            if bad.any():
-                at = int(bad.argmax())
+            if steps.size and not 0 <= steps.min() <= steps.max() <= self.levels + 1:
+                at = int(((steps < 0) | (steps > self.levels + 1)).argmax())
                 raise CounterOutOfRange(
                     f"{self.given.path}: tensor {info.name!r}: weight {position + at} has counter "
                     f"{steps[at]}, expected 0..{self.levels + 1}"
                 )
-            yield words, self._numbers[steps.astype(np.intp)]
+            counters = steps.astype(np.uint8)  # 256 = T + 1 becomes 0, as it should
+            counters *= counters <= self.levels
+            yield words, counters
             position += words.size
 
 

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from elsa_format._header import LENGTH_BYTES, TensorInfo, lay_out, serialize
 from elsa_format._index import index_bytes
 from elsa_format._json import MAX_SAFE_INTEGER
 from elsa_format._output import Output, Target
+from elsa_format._parallel import WORTH_IT, Task
 from elsa_format._profile import KEY, RESERVED, ZEROS, Level, Profile, bits_for, variant_name
 from elsa_format._shard_output import Destination, open_destination
 from elsa_format._shards import join_profiles
@@ -111,7 +112,19 @@ class Writer:
         block = data.reshape(-1).view(np.uint8)
         position = self._positions[name]
         self._positions[name] = position + block.size
-        self.output.write_at(self._reserved + position, block)
+        # The system copies the block to the file while it is hashed here.
+        write = partial(self.output.write_at, self._reserved + position, block)
+        writing = Task(write, parallel=block.size >= WORTH_IT)
+        try:
+            self._look_at(name, block, info)
+        finally:
+            writing.wait()
+        writing.finish()
+        if self._positions[name] == info.stop:
+            self._end_tensor(name, info)
+
+    def _look_at(self, name: str, block: NDArray[np.uint8], info: TensorInfo) -> None:
+        """Take a block into checksum, counts and digests."""
         if name not in self._hashes:
             self._hashes[name] = xxhash.xxh3_64()
         self._hashes[name].update(block.data)
@@ -122,8 +135,6 @@ class Writer:
                 self._digests.update_nested(name, words)
         elif self._digests:
             self._digests.update_plain(name, block)
-        if self._positions[name] == info.stop:
-            self._end_tensor(name, info)
 
     def _end_tensor(self, name: str, info: TensorInfo) -> None:
         self._checksums[name] = f"xxh3:{self._hashes.pop(name).hexdigest()}"
