@@ -10,7 +10,6 @@ import math
 import os
 import zipfile
 from collections.abc import Iterator, Mapping
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -90,6 +89,8 @@ def open_checkpoint(source: CheckpointLike) -> Checkpoint:
     suffix = path.suffix.lower().lstrip(".")
     if suffix == "npz":
         return NpzCheckpoint(path)
+    from importlib.metadata import entry_points  # only here, as it takes long to import
+
     for entry in entry_points(group="elsa.checkpoints", name=suffix):
         try:
             plugin = entry.load()
