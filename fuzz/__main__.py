@@ -5,7 +5,7 @@ import resource
 import sys
 from pathlib import Path
 
-import atheris
+import atheris  # type: ignore[import-untyped]
 
 import elsa_format
 

@@ -56,7 +56,7 @@ def kernels(data: bytes) -> None:
     choices = Choices(data)
     name = NAMES[choices.byte() % len(NAMES)]
     arguments, outputs = _arguments(name, choices)
-    results = []
+    results: list[Any] = []
     for module in (NATIVE, _pure):
         copies = [a.copy() if isinstance(a, np.ndarray) else a for a in arguments]
         if outputs == "in place":
@@ -132,9 +132,9 @@ def _arguments(name: str, choices: Choices) -> tuple[list[Any], str]:
         inf = (choices.integer(255), 0x7C00, 0x7F80, 0x7F800000, 0x7FF0 << 48)[choices.byte() % 5]
         return [src, counters, np.zeros(size, word), bits, inf, bool(choices.byte() % 2)], ""
     if name == "find_unpackable":
-        counters = choices.array(np.uint8, size) if choices.byte() % 2 else None
+        given = choices.array(np.uint8, size) if choices.byte() % 2 else None
         inf = (choices.integer(255), 0x7C00, 0x7F80, 0x7F800000, 0x7FF0 << 48)[choices.byte() % 5]
-        return [src, counters, inf, choices.integer(255)], ""
+        return [src, given, inf, choices.integer(255)], ""
     if name == "histogram":
         shift, width = choices.integer(63), choices.integer(12)
         prefixes = choices.array(np.uint64, choices.byte() % 9)

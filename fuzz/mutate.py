@@ -43,7 +43,7 @@ def mutate(data: bytes, rng: random.Random, others: Sequence[bytes] = ()) -> byt
     """A changed copy of a file, mostly with its structure intact."""
     if rng.random() < 0.25:
         return _bytes(data, rng, others)[:MAX_SIZE]
-    changed = _structure(data, rng)
+    changed = _document(data, rng) if data.startswith(b"{") else _structure(data, rng)
     if changed is None or rng.random() < 0.1:
         changed = _bytes(changed or data, rng, others)
     return changed[:MAX_SIZE]
@@ -73,6 +73,17 @@ def _bytes(data: bytes, rng: random.Random, others: Sequence[bytes]) -> bytes:
             raw[:8] = struct.pack("<Q", rng.choice((0, 1, 2, len(raw), 10**8, 10**8 + 1, 2**63)))
         raw = raw or bytearray(1)
     return bytes(raw)
+
+
+def _document(data: bytes, rng: random.Random) -> bytes | None:
+    """A file that is nothing but JSON: a shard index."""
+    try:
+        tree = json.loads(data, object_pairs_hook=Pairs)
+    except (ValueError, RecursionError):
+        return None
+    for _ in range(rng.choice((1, 1, 2))):
+        _change_tree(tree, rng)
+    return dump(tree).encode("utf-8", "surrogatepass")
 
 
 def _structure(data: bytes, rng: random.Random) -> bytes | None:

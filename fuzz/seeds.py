@@ -3,6 +3,7 @@
 import io
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +24,9 @@ def seeds(target: str) -> tuple[bytes, ...]:
         found += _vectors("valid") + _vectors("invalid") + [_packed()]
     elif target == "level":
         found += _vectors("valid", "level_*") + _vectors("invalid/InvalidLayout") + _levels()
+    elif target == "index":
+        paths = [*(VECTORS / "valid" / "sharded").glob("*.json"), *VECTORS.glob("invalid/*/*.json")]
+        found += [path.read_bytes() for path in sorted(paths)]
     elif target == "pack":
         found += [b"\0" + _plain(), *(b"\1" + npz for npz in _npz())]
     elif target == "kernels":
@@ -62,7 +66,7 @@ def _levels() -> list[bytes]:
     found = []
     for layout in ("dense", "bitmask", "csr"):
         out = io.BytesIO()
-        elsa.extract(io.BytesIO(_packed()), out, level=2, layout=layout)  # type: ignore[arg-type]
+        elsa.extract(io.BytesIO(_packed()), out, level=2, layout=layout)
         found.append(out.getvalue())
     return found
 
@@ -77,6 +81,7 @@ def _npz() -> list[bytes]:
     found = []
     for save in (np.savez, np.savez_compressed):
         out = io.BytesIO()
-        save(out, **{k: np.asfortranarray(v) if k == "v" else v for k, v in _network().items()})
+        arrays: dict[str, Any] = {k: np.asfortranarray(v) for k, v in _network().items()}
+        save(out, **arrays)
         found.append(out.getvalue())
     return found

@@ -9,7 +9,8 @@ import io
 import os
 import tempfile
 from collections.abc import Callable
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import IO, Any, TypeVar, cast
 
 import numpy as np
 import safetensors
@@ -18,9 +19,12 @@ import elsa_format as elsa
 from elsa_format import _header
 from elsa_format._blocks import check_size
 from fuzz.kernels import kernels
+from fuzz.seeds import VECTORS
 from spec import plain_elsa as plain
 
 T = TypeVar("T")
+
+by_safetensors: Callable[[bytes], list[tuple[str, dict[str, Any]]]] = safetensors.deserialize
 
 NUMPY_LACKS = ("UnknownDtype", "UnsupportedFeature")
 """Files that are valid, but hold sub-byte dtypes or too many dimensions for an array."""
@@ -62,7 +66,7 @@ def same_verdict(found: str, expected: str, what: str) -> None:
     expect(found == expected, f"{what}: {found or 'accepted'}, the spec says {expected or 'valid'}")
 
 
-class Pipe:
+class _Pipe:
     """A source that can do nothing but read, a few bytes at a time."""
 
     def __init__(self, content: bytes) -> None:
@@ -75,6 +79,11 @@ class Pipe:
     def seekable(self) -> bool:
         """Never."""
         return False
+
+
+def pipe(content: bytes) -> IO[bytes]:
+    """A stream that offers no more than our code may ask for."""
+    return cast(IO[bytes], _Pipe(content))
 
 
 def header(data: bytes) -> None:
@@ -94,7 +103,7 @@ def header(data: bytes) -> None:
     reference, expected = by_the_spec(read_plainly)
     same_verdict(error, expected, "container")
     if container is not None and reference is not None:
-        listed = {name: (t["dtype"], t["shape"]) for name, t in safetensors.deserialize(data)}
+        listed = {name: (t["dtype"], t["shape"]) for name, t in by_safetensors(data)}
         tensors = {n: (t.dtype.name, list(t.shape)) for n, t in container.tensors.items()}
         expect(listed == tensors, "safetensors reads other tensors")
         places = {n: (t.start, t.stop) for n, t in container.tensors.items()}
@@ -108,7 +117,7 @@ def header(data: bytes) -> None:
 
 def extract(data: bytes) -> None:
     """Every route to a level gives the specification's bits; a valid file takes all of them."""
-    _, error = ours(lambda: elsa.verify(Pipe(data)))
+    _, error = ours(lambda: elsa.verify(pipe(data)))
     file, expected = by_the_spec(lambda: plain.validate(data))
     if not (error and expected in ("Truncated", "TrailingData")):  # a pipe shows its end last
         same_verdict(error, expected, "verify")
@@ -126,7 +135,7 @@ def extract(data: bytes) -> None:
 
 def _extract(data: bytes, level: Any, layout: str, **options: Any) -> bytes:
     out = io.BytesIO()
-    elsa.extract(Pipe(data), out, level=level, layout=layout, **options)  # type: ignore[arg-type]
+    elsa.extract(pipe(data), out, level=level, layout=layout, **options)  # type: ignore[arg-type]
     return out.getvalue()
 
 
@@ -144,10 +153,10 @@ def _level(data: bytes, opened: plain.Elsa, level: int, *, valid: bool) -> None:
         expect(not valid or level_file is not None, f"{layout}: wrote {error}")
         read = {n: (t.dtype, t.shape, t.data) for n, t in (level_file or {}).items()}
         expect(not valid or read == reference, f"{layout}: other bits")
-        safetensors.deserialize(written)
-        arrays.append(ours(lambda w=written: elsa.load_level(Pipe(w))))  # type: ignore[misc]
+        by_safetensors(written)
+        arrays.append(ours(lambda w=written: elsa.load_level(pipe(w))))  # type: ignore[misc]
         arrays.append(ours(lambda x=layout: elsa.open(io.BytesIO(data)).load(level, x)))  # type: ignore[misc]
-    arrays.append(ours(lambda: dict(elsa.stream(Pipe(data), level=level))))
+    arrays.append(ours(lambda: dict(elsa.stream(pipe(data), level=level))))
     for loaded, error in arrays:
         if loaded is None:
             expect(not valid or error in NUMPY_LACKS or _empty_rows(opened), f"load: {error}")
@@ -180,14 +189,14 @@ def _dense(data: bytes, opened: plain.Elsa, *, valid: bool) -> None:
     written, error = ours(lambda: _extract(data, "dense", "dense"))
     expect(not valid or written is not None, f"dense: {error} in a valid file")
     if written is not None:
-        found = {n: bytes(t["data"]) for n, t in safetensors.deserialize(written)}
+        found = {n: bytes(t["data"]) for n, t in by_safetensors(written)}
         names = [n for n in opened.container.tensors if not n.startswith(plain.RESERVED)]
         expect(found == {n: opened.container.stored(n) for n in names}, "dense: other bits")
 
 
 def level(data: bytes) -> None:
     """Level files: bitmask and CSR decode to the specification's bits, or are refused."""
-    loaded, error = ours(lambda: elsa.load_level(Pipe(data)))
+    loaded, error = ours(lambda: elsa.load_level(pipe(data)))
     if _too_large(data):
         return
     reference, expected = by_the_spec(lambda: plain.load_level(data))
@@ -208,6 +217,7 @@ def _too_large(data: bytes) -> bool:
         return False
 
 
+SHARDS = sorted((VECTORS / "valid" / "sharded").glob("*.safetensors"))
 SUFFIXES = (".safetensors", ".npz", ".safetensors.index.json")
 
 
@@ -226,6 +236,22 @@ def pack(data: bytes) -> None:
         plain.validate(out.getvalue())
 
 
+def index(data: bytes) -> None:
+    """A shard index beside the specification's shards: the verdict of the specification."""
+    with tempfile.TemporaryDirectory(dir=_memory()) as folder:
+        for shard in SHARDS:
+            (Path(folder) / shard.name).write_bytes(shard.read_bytes())
+        path = Path(folder) / "model.safetensors.index.json"
+        path.write_bytes(data)
+        report, error = ours(lambda: elsa.verify(path))
+        _, expected = by_the_spec(lambda: plain.validate_index(path))
+        if {error, expected} != {"UnsafePath", "InvalidIndex"}:  # two defects at once
+            same_verdict(error, expected, "index")
+        if report is not None:
+            with elsa.open(path) as file:
+                file.load(1)
+
+
 def _memory() -> str | None:
     with contextlib.suppress(OSError):
         if os.access("/dev/shm", os.W_OK):
@@ -238,5 +264,6 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "extract": extract,
     "level": level,
     "pack": pack,
+    "index": index,
     "kernels": kernels,
 }

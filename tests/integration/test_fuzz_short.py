@@ -17,9 +17,9 @@ import elsa_format as elsa
 from elsa_format._cli import main
 from elsa_format._header import parse
 from fuzz.short import inputs
-from fuzz.targets import TARGETS, Pipe
+from fuzz.targets import TARGETS, pipe
 
-ROUNDS = {"header": 1200, "extract": 400, "level": 800, "pack": 200, "kernels": 1500}
+ROUNDS = {"header": 1200, "extract": 400, "level": 800, "pack": 200, "index": 200, "kernels": 1500}
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -122,9 +122,9 @@ def test_a_pipe_that_declares_more_than_memory_is_truncated() -> None:
     declared = {"w": tensor("U8", [size], 0, size)}
     data = container(declared, {"elsa": profile({})}, bytes(10))
     with pytest.raises(elsa.Truncated):
-        list(elsa.stream(Pipe(data)))  # type: ignore[arg-type]
+        list(elsa.stream(pipe(data)))
     with pytest.raises(elsa.Truncated):
-        elsa.load_level(Pipe(container(declared, {}, bytes(10))))  # type: ignore[arg-type]
+        elsa.load_level(pipe(container(declared, {}, bytes(10))))
 
 
 @pytest.mark.parametrize(
