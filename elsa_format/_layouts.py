@@ -16,7 +16,7 @@ from elsa_format import _kernels
 from elsa_format._dtypes import DTYPES, Dtype
 from elsa_format._errors import CountMismatch, InvalidLayout, UnsupportedFeature
 from elsa_format._header import TensorInfo
-from elsa_format._profile import RESERVED
+from elsa_format._profile import RESERVED, Profile
 
 Layout = Literal["dense", "bitmask", "csr"]
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
@@ -75,31 +75,21 @@ class Encoder(Protocol):
     def finish(self) -> Iterator[Piece]: ...
 
 
-class _SparseEncoder:
-    """Buffers, and the comparison of kept weights with the profile's count."""
+class _Kept:
+    """The comparison of kept weights with the profile's count."""
 
-    def __init__(self, info: TensorInfo, bits: int, level: int, expected: int, where: str) -> None:
-        self.name, self.bits, self.level = info.name, bits, level
-        self.expected, self.where = expected, where
+    def __init__(self, name: str, level: int, expected: int, where: str) -> None:
+        self.name, self.level, self.expected, self.where = name, level, expected, where
         self.kept = 0
-        self._scratch: dict[str, NDArray[Any]] = {}
 
-    def buffer(self, part: str, size: int, dtype: Any) -> NDArray[Any]:
-        """Scratch memory that is reused from block to block."""
-        held = self._scratch.get(part)
-        if held is None or held.size < size:
-            held = self._scratch[part] = np.empty(size, dtype)
-        return held[:size]
-
-    def count(self, more: int) -> None:
+    def add(self, more: int) -> None:
         self.kept += more
         if self.kept > self.expected:
             self.mismatch("at least ")
 
-    def finish(self) -> Iterator[Piece]:
+    def finish(self) -> None:
         if self.kept != self.expected:
             self.mismatch("")
-        return iter(())
 
     def mismatch(self, qualifier: str) -> None:
         raise CountMismatch(
@@ -108,14 +98,75 @@ class _SparseEncoder:
         )
 
 
-class DenseEncoder(_SparseEncoder):
-    """Zeroes in place what the level does not keep."""
+class LevelMask:
+    """Zeroes in place what a level does not keep."""
+
+    def __init__(self, info: TensorInfo, bits: int, level: int, expected: int, where: str) -> None:
+        self.words, self.bits, self.level = info.dtype.words, bits, level
+        self._kept = _Kept(info.name, level, expected, where)
+
+    def apply(self, block: NDArray[np.uint8]) -> None:
+        """Mask the tensor's next bytes."""
+        words = block.view(self.words)
+        self._kept.add(_kernels.mask(words, words, self.bits, self.level))
+
+    def finish(self) -> None:
+        """Raise CountMismatch unless the profile's number of weights was kept."""
+        self._kept.finish()
+
+
+class NoMask:
+    """Leaves a tensor as it is."""
+
+    def apply(self, block: NDArray[np.uint8]) -> None:
+        """Do nothing."""
+
+    def finish(self) -> None:
+        """Do nothing."""
+
+
+def mask_of(
+    profile: Profile, info: TensorInfo, level: int | None, where: str
+) -> LevelMask | NoMask:
+    """What a level does to a stored tensor; None is the dense network."""
+    counts = profile.nested.get(info.name)
+    if level is None or counts is None:
+        return NoMask()
+    return LevelMask(info, profile.bits, level, counts[level - 1], where)
+
+
+class _SparseEncoder:
+    """Buffers that are reused from block to block, and the count of kept weights."""
+
+    def __init__(self, info: TensorInfo, bits: int, level: int, expected: int, where: str) -> None:
+        self.name, self.bits, self.level = info.name, bits, level
+        self.kept = _Kept(info.name, level, expected, where)
+        self._scratch: dict[str, NDArray[Any]] = {}
+
+    def buffer(self, part: str, size: int, dtype: Any) -> NDArray[Any]:
+        """Scratch memory."""
+        held = self._scratch.get(part)
+        if held is None or held.size < size:
+            held = self._scratch[part] = np.empty(size, dtype)
+        return held[:size]
+
+    def finish(self) -> Iterator[Piece]:
+        self.kept.finish()
+        return iter(())
+
+
+class DenseEncoder:
+    """The tensor itself, masked in place."""
+
+    def __init__(self, info: TensorInfo, bits: int, level: int, expected: int, where: str) -> None:
+        self.name, self._mask = info.name, LevelMask(info, bits, level, expected, where)
 
     def encode(self, words: NDArray[Any]) -> Iterator[Piece]:
-        _kernels.mask(words, words, self.bits, self.level)
+        self._mask.apply(words.view(np.uint8))
         yield self.name, words
 
     def finish(self) -> Iterator[Piece]:
+        self._mask.finish()
         return iter(())
 
 
@@ -126,7 +177,7 @@ class BitmaskEncoder(_SparseEncoder):
         bitmask = self.buffer("bitmask", -(-words.size // 8), np.uint8)
         values = self.buffer("values", words.size, words.dtype)
         kept = _kernels.compact(words, self.bits, self.level, bitmask, values)
-        self.count(kept)
+        self.kept.add(kept)
         yield part_name("bitmask", self.name), bitmask
         yield part_name("values", self.name), values[:kept]
 
@@ -155,9 +206,9 @@ class CsrEncoder(_SparseEncoder):
         values = self.buffer("values", words.size, words.dtype)
         # Rows are counted from the block's first, so that memory does not grow with rows.
         kept = _kernels.csr(
-            words, self.bits, self.level, column, self.cols, self.kept, indptr, indices, values
+            words, self.bits, self.level, column, self.cols, self.kept.kept, indptr, indices, values
         )
-        self.count(kept)
+        self.kept.add(kept)
         self.position += words.size
         yield part_name("indptr", self.name), indptr[1 : ended + 1]
         yield part_name("indices", self.name), indices[:kept]
@@ -175,7 +226,7 @@ class CsrEncoder(_SparseEncoder):
             yield part_name("indptr", self.name), np.zeros(1, self.index)
 
 
-ENCODERS: Mapping[Layout, type[_SparseEncoder]] = {
+ENCODERS: Mapping[Layout, type[DenseEncoder | BitmaskEncoder | CsrEncoder]] = {
     "dense": DenseEncoder,
     "bitmask": BitmaskEncoder,
     "csr": CsrEncoder,
@@ -186,8 +237,7 @@ def encoder(
     layout: Layout, info: TensorInfo, bits: int, level: int, expected: int, where: str
 ) -> Encoder:
     """The encoder of a layout for one tensor that keeps `expected` weights."""
-    made: Encoder = ENCODERS[layout](info, bits, level, expected, where)  # type: ignore[assignment]
-    return made
+    return ENCODERS[layout](info, bits, level, expected, where)
 
 
 def _empty(shape: tuple[int, ...], dtype: "np.dtype[Any]") -> NDArray[Any]:

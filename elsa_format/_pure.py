@@ -24,14 +24,18 @@ _INDICES = tuple(np.dtype(t) for t in (np.int32, np.int64))
 _U8, _U64, _I64 = ((np.dtype(t),) for t in (np.uint8, np.uint64, np.int64))
 
 
-def mask(src: Words, dst: Words, bits: int, level: int) -> None:
-    """Copy the words that `level` keeps and set the others to zero; `dst` may be `src`."""
+def mask(src: Words, dst: Words, bits: int, level: int) -> int:
+    """Copy the words that `level` keeps, zero the others; return how many; `dst` may be `src`."""
     _check_array("src", src, _WORDS)
     _check_array("dst", dst, (src.dtype,), size=src.size, writable=True)
     _check_level(bits, level)
     _check_same_or_disjoint(src, dst)
+    total = 0
     for part in _blocks(src.size):
-        np.multiply(src[part], _kept(src[part], bits, level), out=dst[part])
+        kept = _kept(src[part], bits, level)
+        total += int(np.count_nonzero(kept))
+        np.multiply(src[part], kept, out=dst[part])
+    return total
 
 
 def count(src: Words, bits: int, out: NDArray[np.int64]) -> None:

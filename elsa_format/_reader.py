@@ -9,11 +9,11 @@ from typing import Any, Self, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from elsa_format import _kernels, _profile
+from elsa_format import _profile
 from elsa_format._blocks import BLOCK, Checksum, aligned, as_array
 from elsa_format._choose import choose_level
 from elsa_format._header import TensorInfo
-from elsa_format._layouts import Bitmask, Csr, Layout, encoder, part_name, parts
+from elsa_format._layouts import Bitmask, Csr, Layout, encoder, mask_of, part_name, parts
 from elsa_format._parallel import each
 from elsa_format._plan import LevelSizes, plain_names
 from elsa_format._profile import Level, LevelLike, Profile
@@ -166,11 +166,10 @@ class File:
         self, info: TensorInfo, level: int | None, along: Reader | None = None
     ) -> NDArray[Any]:
         flat = aligned(info.nbytes)
-        masked = level is not None and info.name in self.profile.nested
+        level_mask = mask_of(self.profile, info, level, self.path)
         for block in self._blocks(info, flat, along):
-            if masked and level is not None:
-                words = block.view(info.dtype.words)
-                _kernels.mask(words, words, self.bits, level)
+            level_mask.apply(block)
+        level_mask.finish()
         return as_array(flat, info, self.path)
 
     def _sparse(

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from elsa_format import _kernels
 from elsa_format._blocks import BlockReader, Source, as_array, open_source, read_profile
+from elsa_format._layouts import mask_of
 from elsa_format._plan import plan
 from elsa_format._profile import LevelLike
 
@@ -26,17 +26,15 @@ def stream(
         reader = BlockReader(opened, header, profile if verify else None)
         for step in plan(header, profile, number):
             flat = reader.room(step.info) if step.name is not None else np.empty(0, np.uint8)
+            level_mask = mask_of(profile, step.info, number, opened.name)
             position = 0
             for block in reader.blocks(step.info):
                 if step.name is None:
                     continue
-                part = flat[position : position + block.size]
-                if step.nested and number is not None:
-                    words = step.info.dtype.words
-                    _kernels.mask(block.view(words), part.view(words), profile.bits, number)
-                else:
-                    part[:] = block
+                level_mask.apply(block)
+                flat[position : position + block.size] = block
                 position += block.size
             if step.name is not None:
+                level_mask.finish()
                 yield step.name, as_array(flat, step.info, opened.name)
         reader.finish()

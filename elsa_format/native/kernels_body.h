@@ -26,30 +26,43 @@
     (SPREAD(SIGN + top), EPI(_mm256_add)(_mm256_and_si256(w, SPREAD(low)), SPREAD(ABSOLUTE)))
 #endif
 
-TARGET static void NAME(mask)(const void *source, void *target, size_t n, unsigned bits,
-                              unsigned level)
+TARGET static size_t NAME(mask)(const void *source, void *target, size_t n, unsigned bits,
+                                unsigned level)
 {
     const WORD *src = source;
     WORD *dst = target;
     const WORD low = LOW(bits), top = (WORD)level;
-    size_t i = 0;
+    size_t i = 0, kept = 0;
 #if AVX2
+    const size_t lanes = 32 / sizeof *dst;
+    size_t kept_bytes = 0;
     /* What is larger than the cache goes past it: two thirds of the traffic, as in memcpy. */
     if (n >= STREAMED / sizeof *dst && dst != src && (uintptr_t)dst % sizeof *dst == 0) {
-        for (; (uintptr_t)(dst + i) % 32 != 0; i++)
+        for (; (uintptr_t)(dst + i) % 32 != 0; i++) {
+            kept += KEPT(src[i]);
             dst[i] = KEPT(src[i]) ? src[i] : 0;
-        for (; n - i >= 32 / sizeof *dst; i += 32 / sizeof *dst) {
-            __m256i w = _mm256_loadu_si256((const __m256i_u *)(src + i));
-            _mm256_stream_si256((__m256i *)(dst + i), _mm256_and_si256(w, KEPT_LANES(w)));
+        }
+        for (; n - i >= lanes; i += lanes) {
+            __m256i w = _mm256_loadu_si256((const __m256i_u *)(src + i)), k = KEPT_LANES(w);
+            kept_bytes += bits_set((unsigned)_mm256_movemask_epi8(k));
+            _mm256_stream_si256((__m256i *)(dst + i), _mm256_and_si256(w, k));
         }
         _mm_sfence();
     }
+    for (; n - i >= lanes; i += lanes) {
+        __m256i w = _mm256_loadu_si256((const __m256i_u *)(src + i)), k = KEPT_LANES(w);
+        kept_bytes += bits_set((unsigned)_mm256_movemask_epi8(k));
+        _mm256_storeu_si256((__m256i_u *)(dst + i), _mm256_and_si256(w, k));
+    }
+    kept += kept_bytes / sizeof *dst;
 #endif
     INDEPENDENT
     for (; i < n; i++) {
         WORD w = src[i];
+        kept += KEPT(w);
         dst[i] = KEPT(w) ? w : 0;
     }
+    return kept;
 }
 
 #if AVX2

@@ -146,10 +146,11 @@ static PyObject *py_mask(PyObject *Py_UNUSED(module), PyObject *args, PyObject *
         (dst = take(&held, dst_object, "dst", WORDS, src, 1, true)) != NULL &&
         check_length(dst, "dst", length(src)) && check_level(bits, level) &&
         check_same_or_disjoint(src, dst)) {
+        size_t kept;
         Py_BEGIN_ALLOW_THREADS
-        kernels(src)->mask(src->buf, dst->buf, length(src), (unsigned)bits, (unsigned)level);
+        kept = kernels(src)->mask(src->buf, dst->buf, length(src), (unsigned)bits, (unsigned)level);
         Py_END_ALLOW_THREADS
-        result = Py_NewRef(Py_None);
+        result = PyLong_FromSize_t(kept);
     }
     release(&held);
     return result;
