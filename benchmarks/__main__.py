@@ -7,7 +7,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks import growth, kernels, layouts, load, pack, stream
+from benchmarks import growth, inference, kernels, layouts, load, pack, stream
 from benchmarks._files import Files
 from benchmarks._machine import describe
 from benchmarks._rows import MIB, Result, Unavailable, always_fresh_memory, chosen, measure
@@ -19,6 +19,7 @@ AREAS = {
     layouts: "Sparse layouts",
     kernels: "Kernels",
     growth: "Growth",
+    inference: "Running a level",
 }
 SCRIPTS = {
     "onnx_export": ("ONNX", ["--megabytes", "16", "--repeat", "1"]),
