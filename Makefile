@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench asan fuzz clean
+.PHONY: demo test test-torch lint bench asan fuzz clean
 .DEFAULT_GOAL := test
 
 $(VENV)/ready: pyproject.toml constraints.txt CMakeLists.txt $(wildcard elsa_format/*.c elsa_format/native/*)
@@ -18,6 +18,10 @@ demo: $(VENV)/ready  ## train, pack, stream, export and run a nested network on 
 test: $(VENV)/ready  ## the whole suite, then the parts that touch bits once more without the C module
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 	ELSA_PURE_PYTHON=1 $(BIN)/python -m pytest -q -n 2 tests/unit tests/property tests/conformance
+
+test-torch: $(VENV)/ready  ## what needs PyTorch, which make test does without
+	$(BIN)/python -m pip install --quiet torch==2.13.0
+	$(BIN)/python -m pytest -q tests/docs/test_examples.py
 
 lint: $(VENV)/ready  ## ruff, mypy, import-linter
 	$(BIN)/ruff check .
@@ -39,6 +43,13 @@ asan: $(VENV)/ready  ## the kernels' tests with the C module under AddressSaniti
 	    ASAN_OPTIONS=detect_leaks=0 CI=1 ELSA_TEST_NATIVE=.cache/asan/_native.abi3.so \
 	    $(BIN)/python -m pytest -q -p no:cacheprovider tests/unit/test_kernels.py \
 	    tests/property/test_kernels_property.py || exit 1; \
+	done
+
+FUZZ_SECONDS ?= 300
+fuzz: $(VENV)/ready  ## coverage-guided fuzzing of every target
+	$(BIN)/python -m pip install --quiet atheris
+	for target in header extract level pack index kernels; do \
+	  $(BIN)/python -m fuzz $$target $(FUZZ_SECONDS) || exit 1; \
 	done
 
 clean:
