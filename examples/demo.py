@@ -83,7 +83,7 @@ def main() -> None:
         f"All equal. {time.monotonic() - started:.0f} seconds; the files are in {OUT}/. Try next:"
     )
     print(f"  open {OUT}/report.html in a browser")
-    print(f"  {bin_folder()}/elsa-extract {NET} --max-size 30kB --layout csr -o small.safetensors")
+    print(f"  {bin_folder()}/elsa-extract {NET} --max-size 60kB --layout csr -o small.safetensors")
     print(f"  {bin_folder()}/elsa-pack YOUR.safetensors --sparsities 95,90,80 -o yours.safetensors")
 
 
