@@ -4,6 +4,7 @@ All headers first, then the data sections one after the other: so every reader o
 shards too, by positions that no file has.
 """
 
+import io
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
@@ -69,7 +70,7 @@ class Shards:
 
     def front(self) -> Readable:
         """Refuse: no file has the joined header."""
-        raise NotImplementedError
+        raise io.UnsupportedOperation(f"{self.name}: shards have no header in common")
 
     def reader(self, start: int, stop: int) -> Reader:
         """Read along a range of the joined data sections."""
