@@ -209,7 +209,7 @@ def _open(source: Source, parse: Callable[[Header, str], T]) -> tuple[Shards, In
     index, where = read_index(source)
     sources = {file: shard_source(source, file) for file in index.files}
     for file, path in sources.items():
-        if isinstance(path, Path) and not path.is_file():
+        if isinstance(path, Path) and not os.path.isfile(path):
             raise InvalidIndex(f"{where}: shard {file!r} does not exist")
     opened: list[Shard] = []
     parsed = {}

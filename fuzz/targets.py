@@ -51,6 +51,8 @@ def by_the_spec(function: Callable[[], T]) -> tuple[T | None, str]:
         return function(), ""
     except plain.Bad as bad:
         return None, bad.error
+    except OSError:  # a shard name longer than names may be: no such file
+        return None, "InvalidIndex"
 
 
 def expect(condition: bool, message: str) -> None:

@@ -147,6 +147,15 @@ def test_level_documents_that_the_specification_refuses(changed: dict[str, Any])
         elsa.load_level(io.BytesIO(container({}, {"elsa_level": json.dumps(document)})))
 
 
+def test_a_shard_name_longer_than_names_may_be(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors.index.json"
+    path.write_text(json.dumps({"weight_map": {"w": "n" * 5000}}))
+    for use in (elsa.verify, elsa.open, lambda p: elsa.pack(p, io.BytesIO(), sparsities=[50])):
+        with pytest.raises(elsa.InvalidIndex) as caught:
+            use(path)
+        assert len(str(caught.value)) < 1100
+
+
 def npy(header: str, data: bytes = b"") -> bytes:
     """An array file with any header."""
     text = header.encode().ljust(118) + b"\n"
