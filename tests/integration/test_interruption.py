@@ -39,6 +39,11 @@ def hole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def hear_signals() -> None:
+    """Undo what a shell does to jobs in the background: they, and their children, ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Running:
     """A command under way, with its output begun but not finished."""
 
@@ -49,6 +54,7 @@ class Running:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            preexec_fn=hear_signals,
         )
         assert self.process.stdin is not None
         if half is not None:
@@ -119,7 +125,11 @@ def test_where_temporary_files_have_names(net: Path, tmp_path: Path) -> None:
     half = net.read_bytes()[: net.stat().st_size // 2]
     for number in (signal.SIGINT, signal.SIGTERM):
         words = ["extract", "-", "-l", "1", "-o", str(tmp_path / "level.safetensors")]
-        process = subprocess.Popen([sys.executable, "-c", script, *words], stdin=subprocess.PIPE)
+        process = subprocess.Popen(
+            [sys.executable, "-c", script, *words],
+            stdin=subprocess.PIPE,
+            preexec_fn=hear_signals,
+        )
         assert process.stdin is not None
         process.stdin.write(half)
         process.stdin.flush()
