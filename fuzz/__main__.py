@@ -59,7 +59,7 @@ def main() -> None:
         str(corpus),
         f"-max_total_time={seconds}",
         f"-artifact_prefix={corpus.parent}/{target}-",
-        *("-max_len=65536", "-timeout=20", "-rss_limit_mb=2048", "-print_final_stats=1"),
+        *("-max_len=65536", "-timeout=20", "-rss_limit_mb=4096", "-print_final_stats=1"),
         *options,
     ]
     atheris.Setup(arguments, TARGETS[target], custom_mutator=mutator)
