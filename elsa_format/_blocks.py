@@ -23,7 +23,6 @@ from elsa_format._errors import (
 from elsa_format._header import Header, Readable, TensorInfo, check_size, read_header
 from elsa_format._index import is_index
 from elsa_format._jobs import Meter
-from elsa_format._parallel import WORTH_IT, Task
 from elsa_format._profile import Profile
 from elsa_format._shards import Shard, Shards, open_elsa_shards
 from elsa_format._storage import InputFile, Source, is_url, open_storage, stream_name
@@ -148,7 +147,7 @@ class BlockReader:
         self._readinto: Callable[[Any], int | None] = getattr(
             source.stream, "readinto", self._read_and_copy
         )
-        self._buffers = aligned(BLOCK), aligned(BLOCK)
+        self._buffer = aligned(BLOCK)
 
     def blocks(self, info: TensorInfo) -> Iterator[NDArray[np.uint8]]:
         """The tensor's bytes; each block is overwritten by the next.
@@ -157,43 +156,19 @@ class BlockReader:
         but the last a multiple of 8 of them, so that a block starts on a byte of a bitmask.
         """
         checksum = Checksum(self.profile, info.name, self.source.name)
-        for block, last in self._filled(info):
+        left = info.nbytes
+        while left:
+            block = self._buffer[: min(left, self._buffer.size)]
+            self._fill(block, info, left)
             checksum.update(block.data)
-            if last:
+            left -= block.size
+            if not left:
                 checksum.finish()
             yield block
             self._done += block.size
             self.progress(self._done, self._total)
         if not info.nbytes:
             checksum.finish()
-
-    def _filled(self, info: TensorInfo) -> Iterator[tuple[NDArray[np.uint8], bool]]:
-        """Blocks with their bytes, and whether it is the last one.
-
-        Of a file, the next block is read while the caller works on this one; a pipe may keep a
-        thread waiting for ever.
-        """
-        left = info.nbytes
-        ahead: Task | None = None
-        current, other = self._buffers
-        try:
-            while left:
-                block = current[: min(left, current.size)]
-                if ahead is None:
-                    self._fill(block, info, left)
-                else:
-                    ahead.finish()
-                    ahead = None
-                left -= block.size
-                if left and self.source.size is not None:
-                    following = other[: min(left, other.size)]
-                    read = partial(self._fill, following, info, left)
-                    ahead = Task(read, parallel=following.size >= WORTH_IT)
-                    current, other = other, current
-                yield block, not left
-        finally:
-            if ahead is not None:
-                ahead.wait()
 
     def room(self, info: TensorInfo) -> NDArray[np.uint8]:
         """Memory for a whole tensor."""

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,6 @@ from elsa_format._header import LENGTH_BYTES, TensorInfo, lay_out, serialize
 from elsa_format._index import index_bytes
 from elsa_format._json import MAX_SAFE_INTEGER
 from elsa_format._output import Output, Target
-from elsa_format._parallel import WORTH_IT, Task
 from elsa_format._profile import KEY, RESERVED, ZEROS, Level, Profile, bits_for, variant_name
 from elsa_format._shard_output import Destination, open_destination
 from elsa_format._shards import join_profiles
@@ -112,14 +111,8 @@ class Writer:
         block = data.reshape(-1).view(np.uint8)
         position = self._positions[name]
         self._positions[name] = position + block.size
-        # The system copies the block to the file while it is hashed here.
-        write = partial(self.output.write_at, self._reserved + position, block)
-        writing = Task(write, parallel=block.size >= WORTH_IT)
-        try:
-            self._look_at(name, block, info)
-        finally:
-            writing.wait()
-        writing.finish()
+        self.output.write_at(self._reserved + position, block)
+        self._look_at(name, block, info)
         if self._positions[name] == info.stop:
             self._end_tensor(name, info)
 
