@@ -42,7 +42,10 @@ asan: $(VENV)/ready  ## the kernels' tests with the C module under AddressSaniti
 	  LD_PRELOAD="$$(cc -print-file-name=libasan.so) $$(cc -print-file-name=libubsan.so)" \
 	    ASAN_OPTIONS=detect_leaks=0 CI=1 ELSA_TEST_NATIVE=.cache/asan/_native.abi3.so \
 	    $(BIN)/python -m pytest -q -p no:cacheprovider tests/unit/test_kernels.py \
-	    tests/property/test_kernels_property.py || exit 1; \
+	    tests/property/test_kernels_property.py && \
+	  LD_PRELOAD="$$(cc -print-file-name=libasan.so) $$(cc -print-file-name=libubsan.so)" \
+	    ASAN_OPTIONS=detect_leaks=0 ELSA_TEST_NATIVE=.cache/asan/_native.abi3.so \
+	    $(BIN)/python -m fuzz.short --rounds 10000 kernels || exit 1; \
 	done
 
 FUZZ_SECONDS ?= 300
@@ -53,4 +56,4 @@ fuzz: $(VENV)/ready  ## coverage-guided fuzzing of every target
 	done
 
 clean:
-	rm -rf $(VENV) build demo-out .cache
+	rm -rf $(VENV) build demo-out .cache fuzz/.found
