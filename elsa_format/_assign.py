@@ -256,7 +256,7 @@ class GivenCounters:
             for block in self._integers(self.given.tensors[name]):
                 if block.size:
                     largest = max(largest, int(block.max()))
-                    zeros = zeros or bool((block == 0).any())
+                    zeros = zeros or int(block.min()) <= 0
         return largest if zeros else largest - 1
 
     def _integers(self, info: TensorInfo) -> Iterator[NDArray[Any]]:
@@ -273,14 +273,16 @@ class GivenCounters:
     def blocks(self, info: TensorInfo) -> Iterator[tuple[Words, Counters]]:
         given, position = self.given.tensors[info.name], 0
         for words, steps in zip(_words(self.network, info), self._integers(given), strict=True):
-            if steps.size and not 0 <= steps.min() <= steps.max() <= self.levels + 1:
+            low, top = (int(steps.min()), int(steps.max())) if steps.size else (0, 0)
+            if not 0 <= low <= top <= self.levels + 1:
                 at = int(((steps < 0) | (steps > self.levels + 1)).argmax())
                 raise CounterOutOfRange(
                     f"{self.given.path}: tensor {info.name!r}: weight {position + at} has counter "
                     f"{steps[at]}, expected 0..{self.levels + 1}"
                 )
-            counters = steps.astype(np.uint8)  # 256 = T + 1 becomes 0, as it should
-            counters *= counters <= self.levels
+            counters = steps.astype(np.uint8, copy=False)
+            if top > self.levels:  # T + 1 means 0, and 256 became it
+                counters = np.where(counters > self.levels, np.uint8(0), counters)
             yield words, counters
             position += words.size
 

@@ -16,6 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from elsa_format._blocks import aligned
 from elsa_format._dtypes import of_array
 from elsa_format._errors import (
     AlreadyPacked,
@@ -152,7 +153,7 @@ class SafetensorsCheckpoint(_Base):
     def blocks(self, name: str, size: int) -> Iterator[NDArray[np.uint8]]:
         """Read along the file into one buffer."""
         info = self.tensors[name]
-        buffer = np.empty(min(size, info.nbytes), np.uint8)
+        buffer = aligned(min(size, info.nbytes))
         start = self._header.data_start + info.start
         with contextlib.closing(self._storage.reader(start, start + info.nbytes)) as reader:
             for position in range(0, info.nbytes, size):

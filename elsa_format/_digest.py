@@ -3,6 +3,7 @@
 import hashlib
 import threading
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,10 @@ from numpy.typing import NDArray
 from elsa_format import _kernels
 from elsa_format._dtypes import of_array
 from elsa_format._header import TensorInfo
-from elsa_format._parallel import each
+from elsa_format._parallel import CORES, start
+
+INLINE = 1 << 15
+"""Weights up to which handing them to a thread takes longer than hashing them."""
 
 
 class _Scratch(threading.local):
@@ -49,6 +53,39 @@ class _LevelHash:
         self.values.update(values[:kept].data)
 
 
+class _NestedHash:
+    """The running hashes of one nested tensor at every level.
+
+    Threads hash a copy of the last block while the caller reads the next: SHA-256 takes longer than
+    all else that is done with a block.
+    """
+
+    def __init__(self, levels: int) -> None:
+        self.levels = [_LevelHash(t) for t in range(1, levels + 1)]
+        self._copy = np.empty(0, np.uint8)
+        self._running: list[Future[object]] = []
+
+    def update(self, words: NDArray[Any], bits: int) -> None:
+        """Take the next weights."""
+        self.wait()
+        if words.size <= INLINE or CORES == 1:
+            for level in self.levels:
+                level.update(words, bits)
+            return
+        if self._copy.size < words.nbytes:
+            self._copy = np.empty(words.nbytes, np.uint8)
+        copy = self._copy[: words.nbytes].view(words.dtype)
+        copy[:] = words
+        # The densest level takes longest, so it starts first.
+        self._running = [start(level.update, copy, bits) for level in reversed(self.levels)]
+
+    def wait(self) -> None:
+        """Return when all that was taken is hashed."""
+        for running in self._running:
+            running.result()
+        self._running = []
+
+
 class LevelDigests:
     """Digests of all levels of a network, from its tensors in any order, even interleaved."""
 
@@ -57,7 +94,7 @@ class LevelDigests:
         self.lines: list[dict[str, str]] = [{} for _ in range(levels)]
         """Of each level: the lines of the tensors that are complete."""
         self._plain: dict[str, Any] = {}
-        self._nested: dict[str, list[_LevelHash]] = {}
+        self._nested: dict[str, _NestedHash] = {}
 
     def update_plain(self, name: str, block: NDArray[np.uint8]) -> None:
         """Take the next bytes of a tensor without counters."""
@@ -65,10 +102,9 @@ class LevelDigests:
 
     def update_nested(self, name: str, words: NDArray[Any]) -> None:
         """Take the next weights of a nested tensor: a multiple of 8, but for the last block."""
-        hashes = self._nested.get(name)
-        if hashes is None:
-            hashes = self._nested[name] = [_LevelHash(t + 1) for t in range(len(self.lines))]
-        each(lambda level: level.update(words, self.bits), hashes, parallel=words.size > 1 << 15)
+        if name not in self._nested:
+            self._nested[name] = _NestedHash(len(self.lines))
+        self._nested[name].update(words, self.bits)
 
     def end_plain(self, info: TensorInfo, name: str, levels: Iterable[int]) -> None:
         """Finish a tensor that the given levels hold under `name`."""
@@ -79,8 +115,9 @@ class LevelDigests:
 
     def end_nested(self, info: TensorInfo) -> None:
         """Finish a nested tensor."""
-        hashes = self._nested.pop(info.name, None) or [_LevelHash(0)] * len(self.lines)
-        for level, lines in zip(hashes, self.lines, strict=True):
+        hashes = self._nested.pop(info.name, None) or _NestedHash(len(self.lines))
+        hashes.wait()
+        for level, lines in zip(hashes.levels, self.lines, strict=True):
             lines[info.name] = digest_line(
                 info.name, info, level.mask.hexdigest(), level.values.hexdigest()
             )

@@ -5,9 +5,9 @@ level file. The sparse classes are what `load(level, layout=...)` returns.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, NoReturn, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -135,20 +135,53 @@ def mask_of(
     return LevelMask(info, profile.bits, level, counts[level - 1], where)
 
 
-class _SparseEncoder:
-    """Buffers that are reused from block to block, and the count of kept weights."""
+Room = Callable[[str, int, int, Any], NDArray[Any]]
+"""Memory for a part, the place of its next element, how many there may be, and their dtype.
 
-    def __init__(self, info: TensorInfo, bits: int, level: int, expected: int, where: str) -> None:
+It may be for fewer if the part has no more."""
+
+
+class _Scratch:
+    """Memory that is reused from block to block."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, NDArray[Any]] = {}
+
+    def __call__(self, part: str, start: int, size: int, dtype: Any) -> NDArray[Any]:
+        held = self._held.get(part)
+        if held is None or held.size < size:
+            held = self._held[part] = np.empty(size, dtype)
+        return held[:size]
+
+
+class _SparseEncoder:
+    """Where the next parts go, and the count of kept weights."""
+
+    def __init__(
+        self,
+        info: TensorInfo,
+        bits: int,
+        level: int,
+        expected: int,
+        where: str,
+        room: Room | None = None,
+    ) -> None:
         self.name, self.bits, self.level = info.name, bits, level
         self.kept = _Kept(info.name, level, expected, where)
-        self._scratch: dict[str, NDArray[Any]] = {}
+        self.position = 0
+        self._room = room or _Scratch()
 
-    def buffer(self, part: str, size: int, dtype: Any) -> NDArray[Any]:
-        """Scratch memory."""
-        held = self._scratch.get(part)
-        if held is None or held.size < size:
-            held = self._scratch[part] = np.empty(size, dtype)
-        return held[:size]
+    def room(self, part: str, start: int, size: int, dtype: Any) -> NDArray[Any]:
+        return self._room(part_name(part, self.name), start, size, dtype)
+
+    def took(self, words: NDArray[Any], kept: int) -> None:
+        self.kept.add(kept)
+        self.position += words.size
+
+    def refuse(self, words: NDArray[Any]) -> NoReturn:
+        """There was no room for as many as these words keep."""
+        self.kept.add(int(_kernels.count(words, self.bits)[1 : self.level + 1].sum()))
+        raise AssertionError("room for fewer weights than expected")
 
     def finish(self) -> Iterator[Piece]:
         self.kept.finish()
@@ -174,10 +207,13 @@ class BitmaskEncoder(_SparseEncoder):
     """One bit per weight, then the kept values."""
 
     def encode(self, words: NDArray[Any]) -> Iterator[Piece]:
-        bitmask = self.buffer("bitmask", -(-words.size // 8), np.uint8)
-        values = self.buffer("values", words.size, words.dtype)
-        kept = _kernels.compact(words, self.bits, self.level, bitmask, values)
-        self.kept.add(kept)
+        bitmask = self.room("bitmask", self.position // 8, -(-words.size // 8), np.uint8)
+        values = self.room("values", self.kept.kept, words.size, words.dtype)
+        try:
+            kept = _kernels.compact(words, self.bits, self.level, bitmask, values)
+        except ValueError:
+            self.refuse(words)
+        self.took(words, kept)
         yield part_name("bitmask", self.name), bitmask
         yield part_name("values", self.name), values[:kept]
 
@@ -185,8 +221,16 @@ class BitmaskEncoder(_SparseEncoder):
 class CsrEncoder(_SparseEncoder):
     """Row ends, column numbers, values."""
 
-    def __init__(self, info: TensorInfo, bits: int, level: int, expected: int, where: str) -> None:
-        super().__init__(info, bits, level, expected, where)
+    def __init__(
+        self,
+        info: TensorInfo,
+        bits: int,
+        level: int,
+        expected: int,
+        where: str,
+        room: Room | None = None,
+    ) -> None:
+        super().__init__(info, bits, level, expected, where, room)
         self.rows, self.cols = matrix_shape(info.shape)
         if not self.cols and self.rows > MAX_EMPTY_ROWS:
             raise UnsupportedFeature(
@@ -194,22 +238,24 @@ class CsrEncoder(_SparseEncoder):
                 f"store more than {MAX_EMPTY_ROWS} row ends for nothing, use bitmask"
             )
         self.index = index_dtype(expected, self.cols).numpy
-        self.position = 0
         self.started = False
 
     def encode(self, words: NDArray[Any]) -> Iterator[Piece]:
         yield from self._start()
-        column = self.position % self.cols
+        row, column = divmod(self.position, self.cols)
         ended, rest = divmod(column + words.size, self.cols)
-        indptr = self.buffer("indptr", ended + 1 + (rest > 0), self.index)
-        indices = self.buffer("indices", words.size, self.index)
-        values = self.buffer("values", words.size, words.dtype)
+        before = self.kept.kept
         # Rows are counted from the block's first, so that memory does not grow with rows.
-        kept = _kernels.csr(
-            words, self.bits, self.level, column, self.cols, self.kept.kept, indptr, indices, values
-        )
-        self.kept.add(kept)
-        self.position += words.size
+        indptr = self.room("indptr", row, ended + 1 + (rest > 0), self.index)
+        indices = self.room("indices", before, words.size, self.index)
+        values = self.room("values", before, words.size, words.dtype)
+        try:
+            kept = _kernels.csr(
+                words, self.bits, self.level, column, self.cols, before, indptr, indices, values
+            )
+        except ValueError:
+            self.refuse(words)
+        self.took(words, kept)
         yield part_name("indptr", self.name), indptr[1 : ended + 1]
         yield part_name("indices", self.name), indices[:kept]
         yield part_name("values", self.name), values[:kept]
@@ -217,27 +263,37 @@ class CsrEncoder(_SparseEncoder):
     def finish(self) -> Iterator[Piece]:
         yield from self._start()
         if not self.cols and self.rows:
-            yield part_name("indptr", self.name), np.zeros(self.rows, self.index)
+            yield self._zeros(1, self.rows)
         yield from super().finish()
 
     def _start(self) -> Iterator[Piece]:
         if not self.started:
             self.started = True
-            yield part_name("indptr", self.name), np.zeros(1, self.index)
+            yield self._zeros(0, 1)
 
-
-ENCODERS: Mapping[Layout, type[DenseEncoder | BitmaskEncoder | CsrEncoder]] = {
-    "dense": DenseEncoder,
-    "bitmask": BitmaskEncoder,
-    "csr": CsrEncoder,
-}
+    def _zeros(self, start: int, size: int) -> Piece:
+        ends = self.room("indptr", start, size, self.index)
+        ends[:] = 0
+        return part_name("indptr", self.name), ends
 
 
 def encoder(
-    layout: Layout, info: TensorInfo, bits: int, level: int, expected: int, where: str
+    layout: Layout,
+    info: TensorInfo,
+    bits: int,
+    level: int,
+    expected: int,
+    where: str,
+    room: Room | None = None,
 ) -> Encoder:
-    """The encoder of a layout for one tensor that keeps `expected` weights."""
-    return ENCODERS[layout](info, bits, level, expected, where)
+    """The encoder of a layout for one tensor that keeps `expected` weights.
+
+    Sparse parts go to the `room`, or to memory that the next block reuses.
+    """
+    if layout == "dense":
+        return DenseEncoder(info, bits, level, expected, where)
+    kind = BitmaskEncoder if layout == "bitmask" else CsrEncoder
+    return kind(info, bits, level, expected, where, room)
 
 
 def _empty(shape: tuple[int, ...], dtype: "np.dtype[Any]") -> NDArray[Any]:

@@ -59,10 +59,12 @@ class AtomicFile:
     def write_at(self, position: int, data: Any) -> None:
         """Write all of a buffer at a position of the file."""
         view = memoryview(data).cast("B")
-        with self._naming_output():
+        try:
             while view:
                 written = os.pwrite(self.fd, view, position)
                 view, position = view[written:], position + written
+        except OSError as error:
+            raise self._named(error) from None
 
     def commit(self) -> None:
         """Make the bytes durable, then give them their name."""
@@ -75,7 +77,10 @@ class AtomicFile:
         try:
             yield
         except OSError as error:
-            raise OSError(error.errno, error.strerror, self.name) from None
+            raise self._named(error) from None
+
+    def _named(self, error: OSError) -> OSError:
+        return OSError(error.errno, error.strerror, self.name)
 
     def _commit(self) -> None:
         os.fsync(self.fd)

@@ -21,7 +21,7 @@ from elsa_format._assign import (
     one_shot,
     parse_sparsity,
 )
-from elsa_format._blocks import BLOCK, Progress, ignore
+from elsa_format._blocks import BLOCK, Progress, aligned, ignore
 from elsa_format._checkpoint import (
     Checkpoint,
     CheckpointLike,
@@ -300,12 +300,12 @@ class _Job:
     def _embedded(self, info: TensorInfo) -> Iterator[Words]:
         where, position = f"{self.network.path}: tensor {info.name!r}", 0
         levels, nearest = len(self.specs), self.rounding == "nearest"
-        result = np.empty(0, info.dtype.words)
+        result = aligned(0)
         for words, counters in self.way.blocks(info):
             refuse_unpackable(words, counters, info.dtype, levels, where, first=position)
-            if result.size < words.size:
-                result = np.empty(words.size, info.dtype.words)
-            part = result[: words.size]
+            if result.size < words.nbytes:
+                result = aligned(words.nbytes)
+            part = result[: words.nbytes].view(info.dtype.words)
             _kernels.embed(words, counters, part, self.bits, info.dtype.infinity, nearest)
             yield part
             position += words.size

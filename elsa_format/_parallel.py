@@ -2,9 +2,9 @@
 
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 CORES = os.cpu_count() or 1
@@ -13,6 +13,11 @@ CORES = os.cpu_count() or 1
 @cache
 def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(CORES, thread_name_prefix="elsa")
+
+
+def start(function: Callable[..., object], *arguments: Any) -> "Future[object]":
+    """Call the function in a thread, while the caller goes on."""
+    return _pool().submit(function, *arguments)
 
 
 def each(function: Callable[[T], object], items: Sequence[T], *, parallel: bool) -> None:

@@ -13,7 +13,7 @@ from elsa_format import _profile
 from elsa_format._blocks import BLOCK, Checksum, aligned, as_array
 from elsa_format._choose import choose_level
 from elsa_format._header import TensorInfo
-from elsa_format._layouts import Bitmask, Csr, Layout, encoder, mask_of, part_name, parts
+from elsa_format._layouts import Bitmask, Csr, Layout, encoder, mask_of, parts
 from elsa_format._parallel import each
 from elsa_format._plan import LevelSizes, plain_names
 from elsa_format._profile import Level, LevelLike, Profile
@@ -177,31 +177,23 @@ class File:
     ) -> Bitmask | Csr:
         assert info.dtype.numpy is not None
         kept = self.profile.nested[info.name][level - 1]
-        encode = encoder(layout, info, self.bits, level, kept, self.path)
-        filled = {
-            part.name: np.empty(part.elements, part.dtype.numpy)
-            for part in parts(layout, info.name, info.dtype, info.shape, kept)
-        }
-        positions = dict.fromkeys(filled, 0)
+        filled: dict[str, NDArray[Any]] = {}
 
-        def take(name: str, piece: NDArray[Any]) -> None:
-            start = positions[name]
-            positions[name] = start + piece.size
-            filled[name].view(piece.dtype)[start : positions[name]] = piece
+        def room(name: str, start: int, size: int, dtype: Any) -> NDArray[Any]:
+            return filled[name][start : start + size].view(dtype)
 
+        encode = encoder(layout, info, self.bits, level, kept, self.path, room)
+        for part in parts(layout, info.name, info.dtype, info.shape, kept):
+            filled[part.name] = np.empty(part.elements, part.dtype.numpy)
         for block in self._blocks(info, aligned(min(info.nbytes, BLOCK)), along):
-            for name, piece in encode.encode(block.view(info.dtype.words)):
-                take(name, piece)
-        for name, piece in encode.finish():
-            take(name, piece)
-        part = {kind: filled.get(part_name(kind, info.name)) for kind in _PARTS}
-        values = part["values"]
-        assert values is not None
-        if part["bitmask"] is not None:
-            return Bitmask(part["bitmask"], values, info.shape)
-        indices, indptr = part["indices"], part["indptr"]
-        assert indices is not None
-        assert indptr is not None
+            for _ in encode.encode(block.view(info.dtype.words)):
+                pass
+        for _ in encode.finish():
+            pass
+        if layout == "bitmask":
+            bitmask, values = filled.values()
+            return Bitmask(bitmask, values, info.shape)
+        indptr, indices, values = filled.values()
         return Csr(values, indices, indptr, info.shape)
 
     def _blocks(
@@ -244,6 +236,3 @@ class File:
     def __repr__(self) -> str:
         names = ", ".join(level.name for level in self.levels)
         return f"<elsa_format.File {self.path!r}: levels {names}; {len(self.tensors)} tensors>"
-
-
-_PARTS = ("bitmask", "indptr", "indices", "values")

@@ -1,13 +1,11 @@
 """Random access to the bytes of a file."""
 
-import contextlib
 import io
 import os
 import re
 import stat
 import sys
 import threading
-from collections.abc import Iterator
 from typing import IO, Any, Protocol
 
 from elsa_format._errors import InputChanged, Truncated
@@ -68,21 +66,21 @@ class InputFile(io.FileIO):
 
     def read(self, size: int | None = -1, /) -> bytes | None:  # type: ignore[override]
         """At most `size` bytes."""
-        with self.naming_errors():
+        try:
             return super().read(-1 if size is None else size)
+        except OSError as error:
+            raise self.named(error) from None
 
     def readinto(self, buffer: Any, /) -> int | None:
         """Fill as much of the buffer as one read gives."""
-        with self.naming_errors():
-            return super().readinto(buffer)
-
-    @contextlib.contextmanager
-    def naming_errors(self) -> Iterator[None]:
-        """Let errors of reading say which file it was."""
         try:
-            yield
+            return super().readinto(buffer)
         except OSError as error:
-            raise OSError(error.errno, error.strerror, self._path) from None
+            raise self.named(error) from None
+
+    def named(self, error: OSError) -> OSError:
+        """An error of reading that says which file it was."""
+        return OSError(error.errno, error.strerror, self._path)
 
     def check_unchanged(self) -> None:
         """Compare size and time of change with those when it was opened."""
@@ -107,8 +105,10 @@ class FileStorage:
     def read_into(self, position: int, view: memoryview) -> None:
         """Fill the buffer from a position."""
         while view:
-            with self._file.naming_errors():
+            try:
                 count = os.preadv(self._file.fileno(), [view], position)
+            except OSError as error:
+                raise self._file.named(error) from None
             if not count:
                 raise Truncated(f"{self.name}: ends at byte {position}, expected {len(view)} more")
             view, position = view[count:], position + count
