@@ -306,34 +306,20 @@ class NestedCheckpoints:
         """Nothing to look at in advance."""
 
     def blocks(self, info: TensorInfo) -> Iterator[tuple[Words, Counters]]:
-        absolute = info.dtype.words.type(2 ** (info.dtype.size - 1) - 1)
         position = 0
         levels = [_words(level, info) for level in self.levels]
         for words, *sparse in zip(_words(self.network, info), *levels, strict=True):
             counters = np.zeros(words.size, np.uint8)
             for t, (level, kept) in enumerate(zip(self.levels, sparse, strict=True), 1):
-                nonzero = (kept & absolute) != 0
-                self._refuse(
-                    nonzero & (kept != words),
-                    "differs from the dense network's",
-                    level,
-                    info,
-                    position,
+                at = _kernels.nest(words, kept, t, counters)
+                if at < 0:
+                    continue
+                assert info.dtype.numpy is not None
+                what = "is zero, but a sparser level keeps it"
+                if kept[at : at + 1].view(info.dtype.numpy)[0] != 0:
+                    what = "differs from the dense network's"
+                raise NotNested(
+                    f"{level.path}: tensor {info.name!r}: weight {position + at} {what}"
                 )
-                self._refuse(
-                    ~nonzero & (counters > 0),
-                    "is zero, but a sparser level keeps it",
-                    level,
-                    info,
-                    position,
-                )
-                counters[nonzero & (counters == 0)] = t
             yield words, counters
             position += words.size
-
-    def _refuse(
-        self, bad: NDArray[np.bool_], what: str, level: Checkpoint, info: TensorInfo, position: int
-    ) -> None:
-        if bad.any():
-            at = position + int(bad.argmax())
-            raise NotNested(f"{level.path}: tensor {info.name!r}: weight {at} {what}")

@@ -25,6 +25,7 @@ try:
         find_unpackable,
         histogram,
         mask,
+        nest,
     )
     from ._native import count as _count
 except ImportError:
@@ -38,6 +39,7 @@ except ImportError:
         find_unpackable,
         histogram,
         mask,
+        nest,
     )
     from ._pure import count as _count
 
@@ -57,6 +59,7 @@ __all__ = [
     "find_unpackable",
     "histogram",
     "mask",
+    "nest",
 ]
 
 

@@ -220,6 +220,29 @@ def find_unpackable(src: Words, counters: NDArray[np.uint8] | None, inf: int, le
     return -1
 
 
+def nest(dense: Words, sparse: Words, level: int, counters: NDArray[np.uint8]) -> int:
+    """Set to `level` the counters, 0 so far, of the words that `sparse` keeps.
+
+    Return the first index that is not nested, or -1: a kept word that differs from the dense one,
+    or a zero whose counter is set. Which counters were set then is undefined.
+    """
+    _check_array("dense", dense, _WORDS)
+    _check_array("sparse", sparse, (dense.dtype,), size=dense.size)
+    _check_range("level", level, 1, 255)
+    _check_array("counters", counters, _U8, size=dense.size, writable=True)
+    _check_disjoint(counters, dense, sparse)
+    absolute = _absolute(dense)
+    for part in _blocks(dense.size):
+        counter = counters[part]
+        kept = (sparse[part] & absolute) != 0
+        bad = np.where(kept, sparse[part] != dense[part], counter > 0)
+        first = int(bad.argmax())
+        if bad[first]:
+            return int(part.start) + first
+        counter[kept & (counter == 0)] = level
+    return -1
+
+
 def histogram(
     src: Words, shift: int, width: int, prefixes: NDArray[np.uint64], out: NDArray[np.uint64]
 ) -> None:

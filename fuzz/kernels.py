@@ -12,7 +12,7 @@ from elsa_format import _pure
 
 NAMES = (
     *("mask", "count", "compact", "csr", "expand", "expand_csr", "embed"),
-    *("find_unpackable", "histogram", "assign"),
+    *("find_unpackable", "nest", "histogram", "assign"),
 )
 
 
@@ -85,6 +85,8 @@ def _written(name: str, result: Any, arguments: list[Any]) -> list[bytes]:
         indptr, indices, values = arguments[6:]
         return [indptr.tobytes(), indices[:result].tobytes(), values[:result].tobytes()]
     changed = {"count": (2,), "expand": (2,), "expand_csr": (4,), "histogram": (4,)}
+    if name == "nest":
+        return [arguments[3].tobytes()] if result == -1 else []
     if name == "assign":
         return [arguments[2].tobytes(), arguments[3].tobytes()]
     return [arguments[at].tobytes() for at in changed.get(name, ())]
@@ -135,6 +137,13 @@ def _arguments(name: str, choices: Choices) -> tuple[list[Any], str]:
         given = choices.array(np.uint8, size) if choices.byte() % 2 else None
         inf = (choices.integer(255), 0x7C00, 0x7F80, 0x7F800000, 0x7FF0 << 48)[choices.byte() % 5]
         return [src, given, inf, choices.integer(255)], ""
+    if name == "nest":
+        counters = choices.array(np.uint8, size) % (choices.byte() % 3 + 1)
+        sparse = choices.array(word, n)
+        if choices.byte() % 4:  # mostly nested
+            sparse = np.where(sparse % 2 == 1, src, word(0))
+            counters[:n][sparse[:size] == 0] = 0
+        return [src, sparse, choices.integer(255), counters], ""
     if name == "histogram":
         shift, width = choices.integer(63), choices.integer(12)
         prefixes = choices.array(np.uint64, choices.byte() % 9)

@@ -50,6 +50,8 @@ typedef struct {
                   uint64_t inf, bool nearest); /* false: a counter has more bits */
     size_t (*find_unpackable)(const void *src, const uint8_t *counters, size_t n, uint64_t inf,
                               unsigned levels); /* n if there is none */
+    size_t (*nest)(const void *dense, const void *sparse, unsigned level, uint8_t *counters,
+                   size_t n); /* n if all is nested */
     void (*histogram)(const void *src, size_t n, unsigned shift, unsigned width,
                       const elsa_u64 *prefixes, size_t rows, elsa_u64 *out);
     void (*assign)(const void *src, size_t n, const elsa_u64 *thresholds, elsa_i64 *ties,

@@ -430,6 +430,30 @@ TARGET static size_t NAME(find_unpackable)(const void *source, const uint8_t *co
     return n;
 }
 
+TARGET static size_t NAME(nest)(const void *whole, const void *part, unsigned level,
+                                uint8_t *restrict counters, size_t n)
+{
+    const WORD *dense = whole, *sparse = part;
+    const uint8_t number = (uint8_t)level;
+    for (size_t begin = 0; begin < n; begin += 512) { /* as above */
+        const size_t stop = begin + smaller(n - begin, 512);
+        uint8_t any = 0;
+        for (size_t i = begin; i < stop; i++) {
+            const WORD w = sparse[i];
+            const uint8_t kept = (w & ABSOLUTE) != 0, differs = w != dense[i], c = counters[i];
+            const uint8_t frozen = c != 0;
+            any |= kept ? differs : frozen;
+            counters[i] = kept > frozen ? number : c;
+        }
+        for (size_t i = begin; any && i < stop; i++) {
+            const bool kept = (sparse[i] & ABSOLUTE) != 0;
+            if (kept ? sparse[i] != dense[i] : counters[i] != 0)
+                return i;
+        }
+    }
+    return n;
+}
+
 #define DIGIT(w) ((size_t)(((w)&ABSOLUTE) >> shift) & (digits - 1))
 
 /* The first pass counts every word, and many words may be equal (zeros, bfloat16): in a single
@@ -563,8 +587,8 @@ TARGET static void NAME(assign)(const void *source, size_t n, const elsa_u64 *th
 }
 
 static const elsa_kernels NAME(kernels) = {
-    NAME(mask),       NAME(count), NAME(compact),         NAME(csr),       NAME(expand),
-    NAME(expand_csr), NAME(embed), NAME(find_unpackable), NAME(histogram), NAME(assign),
+    NAME(mask),  NAME(count),           NAME(compact), NAME(csr),       NAME(expand), NAME(expand_csr),
+    NAME(embed), NAME(find_unpackable), NAME(nest),    NAME(histogram), NAME(assign),
 };
 
 #undef SIGN

@@ -407,6 +407,33 @@ static PyObject *py_find_unpackable(PyObject *Py_UNUSED(module), PyObject *args,
     return result;
 }
 
+static PyObject *py_nest(PyObject *Py_UNUSED(module), PyObject *args, PyObject *named)
+{
+    static char *names[] = {"dense", "sparse", "level", "counters", NULL};
+    PyObject *dense_object, *sparse_object, *counters_object, *result = NULL;
+    int64_t level;
+    arguments held = {.count = 0};
+    Py_buffer *dense, *sparse, *counters;
+    if (PyArg_ParseTupleAndKeywords(args, named, "OOO&O:nest", names, &dense_object, &sparse_object,
+                                    integer, &level, &counters_object) &&
+        (dense = take(&held, dense_object, "dense", WORDS, NULL, 1, false)) != NULL &&
+        (sparse = take(&held, sparse_object, "sparse", WORDS, dense, 1, false)) != NULL &&
+        check_length(sparse, "sparse", length(dense)) &&
+        check_range("level", level, 1, ELSA_MAX_LEVELS) &&
+        (counters = take(&held, counters_object, "counters", UINT8, NULL, 1, true)) != NULL &&
+        check_length(counters, "counters", length(dense)) && check_disjoint(counters, dense) &&
+        check_disjoint(counters, sparse)) {
+        const size_t n = length(dense);
+        size_t found;
+        Py_BEGIN_ALLOW_THREADS
+        found = kernels(dense)->nest(dense->buf, sparse->buf, (unsigned)level, counters->buf, n);
+        Py_END_ALLOW_THREADS
+        result = found == n ? PyLong_FromLong(-1) : PyLong_FromSize_t(found);
+    }
+    release(&held);
+    return result;
+}
+
 static bool rises(const elsa_u64 *numbers, size_t n)
 {
     for (size_t i = 1; i < n; i++)
@@ -494,7 +521,7 @@ static PyObject *py_assign(PyObject *Py_UNUSED(module), PyObject *args, PyObject
 static PyMethodDef methods[] = {
     METHOD(mask),  METHOD(count),           METHOD(compact),   METHOD(csr),
     METHOD(expand), METHOD(expand_csr), METHOD(embed), METHOD(find_unpackable),
-    METHOD(histogram), METHOD(assign),    {NULL, NULL, 0, NULL},
+    METHOD(nest),   METHOD(histogram),  METHOD(assign), {NULL, NULL, 0, NULL},
 };
 
 static int execute(PyObject *Py_UNUSED(module))

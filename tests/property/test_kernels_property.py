@@ -242,6 +242,33 @@ def test_find_unpackable(
 
 
 @each_implementation
+@given(data=st.data(), src=words(), level=st.integers(1, 255), offset=OFFSETS)
+def test_nest(
+    kernels: ModuleType, data: st.DataObject, src: np.ndarray, level: int, offset: int
+) -> None:
+    kept = np.array(data.draw(st.lists(st.booleans(), min_size=src.size, max_size=src.size)), bool)
+    negative = src.dtype.type(1 << (8 * src.itemsize - 1))  # minus zero is zero too
+    sparse = np.where(kept, src, negative * data.draw(st.booleans()))
+    kept &= np.array(magnitudes_of(src), object) != 0
+    before = np.where(kept, data.draw(st.integers(0, 3)), 0).astype(np.uint8)
+    if src.size and data.draw(st.booleans()):  # one that is not nested
+        at = data.draw(st.integers(0, src.size - 1))
+        if data.draw(st.booleans()):
+            sparse[at] ^= 1
+        else:
+            sparse[at], before[at] = 0, 1
+    kept = np.array([key != 0 for key in magnitudes_of(sparse)], bool)
+    bad = np.flatnonzero(np.where(kept, sparse != src, before > 0)).tolist()
+    counters = Guarded(src.size, np.uint8, offset)
+    counters.array[:] = before
+    assert kernels.nest(src, sparse, level, counters.array) == min(bad, default=-1)
+    if not bad:
+        expected = [level if k and c == 0 else c for k, c in zip(kept, before, strict=True)]
+        assert counters.array.tolist() == expected
+    counters.check()
+
+
+@each_implementation
 @given(data=st.data(), src=words(), width=st.integers(1, 9), offset=OFFSETS)
 def test_histogram(
     kernels: ModuleType, data: st.DataObject, src: np.ndarray, width: int, offset: int

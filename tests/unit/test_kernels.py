@@ -82,6 +82,12 @@ def calls(width: int = 4) -> dict[str, dict[str, Any]]:
             "inf": INF[width],
             "levels": 3,
         },
+        "nest": {
+            "dense": src,
+            "sparse": src * (src % word.type(3) == 0),
+            "level": 2,
+            "counters": np.zeros(20, np.uint8),
+        },
         "histogram": {
             "src": src,
             "shift": 1,
@@ -107,6 +113,7 @@ OUTPUTS = {
     "expand_csr": ["dst"],
     "embed": ["dst"],
     "find_unpackable": [],
+    "nest": ["counters"],
     "histogram": ["out"],
     "assign": ["ties", "counters"],
 }
