@@ -5,6 +5,11 @@
 #define ABSOLUTE ((WORD)(SIGN - 1))
 #define LOW(bits) ((WORD)((1u << (bits)) - 1))
 
+/* The type of local arrays: gcc vectorises no loop over arrays whose elements may be unaligned. */
+#define UINT_(width) uint##width##_t
+#define UINT(width) UINT_(width)
+#define LOCAL UINT(WIDTH)
+
 /* Counter 0 wraps round to the largest word, so that one comparison decides. */
 #define KEPT(w) ((WORD)(((w)&low) - 1) < top)
 
@@ -456,32 +461,21 @@ TARGET static size_t NAME(nest)(const void *whole, const void *part, unsigned le
 
 #define DIGIT(w) ((size_t)(((w)&ABSOLUTE) >> shift) & (digits - 1))
 
-/* The first pass counts every word, and many words may be equal (zeros, bfloat16): in a single
- * table each increment would wait for the last. */
-TARGET static void NAME(histogram_of_all)(const WORD *src, size_t n, unsigned shift, size_t digits,
-                                          elsa_u64 *out)
+/* Whether any of some words begins with one of a few prefixes: vectorised, and mostly none does. */
+TARGET static inline bool NAME(any_begins)(const WORD *src, size_t n, unsigned above,
+                                           const WORD *prefixes, size_t rows)
 {
-    size_t i = 0;
-    uint32_t *tables = NULL;
-    if (n >= 4 * digits && n <= UINT32_MAX)
-        tables = calloc(4 * digits, sizeof *tables);
-    if (tables != NULL) {
-        for (; n - i >= 4; i += 4)
-            for (unsigned j = 0; j < 4; j++)
-                tables[j * digits + DIGIT(src[i + j])]++;
-        for (size_t d = 0; d < digits; d++)
-            out[d] += (uint64_t)tables[d] + tables[digits + d] + tables[2 * digits + d] +
-                      tables[3 * digits + d];
-        free(tables);
-    }
-    for (; i < n; i++)
-        out[DIGIT(src[i])]++;
+    WORD any = 0;
+    for (size_t row = 0; row < rows; row++)
+        for (size_t i = 0; i < n; i++)
+            any |= ((src[i] & ABSOLUTE) >> above) == prefixes[row] ? (WORD)1 : (WORD)0;
+    return any != 0;
 }
 
 TARGET static void NAME(histogram)(const void *source, size_t n, unsigned shift, unsigned width,
                                    const elsa_u64 *prefixes, size_t rows, elsa_u64 *out)
 {
-    enum { BLOCK = 256, SLOTS = 4096 };
+    enum { BLOCK = 256, SLOTS = 4096, FEW = 8, GROUP = 32 };
     const WORD *src = source;
     const size_t digits = (size_t)1 << width;
     const unsigned above = shift + width;
@@ -489,18 +483,24 @@ TARGET static void NAME(histogram)(const void *source, size_t n, unsigned shift,
         return;
     if (above >= WIDTH - 1) { /* nothing but the sign is above: every prefix is 0 */
         if (prefixes[0] == 0)
-            NAME(histogram_of_all)(src, n, shift, digits, out);
+            for (size_t i = 0; i < n; i++)
+                out[DIGIT(src[i])]++;
         return;
     }
+    WORD few[FEW] = {0};
+    for (size_t row = 0; row < smaller(rows, FEW); row++)
+        few[row] = prefixes[row] < SIGN ? (WORD)prefixes[row] : SIGN; /* begins no magnitude */
     /* Some row + 1 whose prefix ends in these bits, or 0: prefixes lie close together, so this
      * settles nearly all. Candidates are collected without branches, which would be mispredicted;
      * counting them afterwards lets the cache misses in a large `out` overlap. */
     uint16_t hint[SLOTS] = {0};
     for (size_t row = 0; row < rows; row++)
         hint[prefixes[row] % SLOTS] = (uint16_t)smaller(row + 1, UINT16_MAX);
-    for (size_t begin = 0; begin < n; begin += BLOCK) {
-        const size_t end = begin + smaller(n - begin, BLOCK);
-        WORD keys[BLOCK];
+    for (size_t begin = 0, end; begin < n; begin = end) {
+        end = begin + smaller(n - begin, rows <= FEW ? GROUP : BLOCK);
+        if (rows <= FEW && !NAME(any_begins)(src + begin, end - begin, above, few, rows))
+            continue;
+        LOCAL keys[BLOCK];
         size_t candidates = 0;
         for (size_t i = begin; i < end; i++) {
             const WORD key = src[i] & ABSOLUTE;
@@ -532,19 +532,16 @@ TARGET static inline WORD NAME(bucket)(WORD key, WORD lowest, unsigned shift)
 TARGET static void NAME(assign)(const void *source, size_t n, const elsa_u64 *thresholds,
                                 elsa_i64 *ties, size_t levels, uint8_t *counters)
 {
-    enum { BLOCK = 256 };
+    enum { BLOCK = 256, FEW = 8 };
     const WORD *src = source;
-    const WORD never = SIGN; /* above every magnitude */
+    const WORD never = SIGN, last = (WORD)levels; /* above every magnitude */
     /* From 1, as levels are, with an end that nothing is below. */
     WORD limit[ELSA_MAX_LEVELS + 2] = {0}, equal[ELSA_MAX_LEVELS + 1];
-    uint8_t number[ELSA_MAX_LEVELS + 1];
     limit[0] = equal[0] = never;
     for (size_t t = 1; t <= levels; t++) {
         limit[t] = thresholds[t - 1] < never ? (WORD)thresholds[t - 1] : never;
         equal[t] = limit[t] == 0 ? never : limit[t]; /* zero is never kept */
-        number[t - 1] = (uint8_t)t;
     }
-    number[levels] = 0;
 
     /* more[b]: how many thresholds are in higher buckets than b, so that only those in the same
      * bucket, mostly none, are left to compare, however many levels there are. */
@@ -560,27 +557,44 @@ TARGET static void NAME(assign)(const void *source, size_t n, const elsa_u64 *th
 
     for (size_t begin = 0; begin < n; begin += BLOCK) {
         const size_t size = smaller(n - begin, BLOCK);
-        WORD key[BLOCK], bucket[BLOCK];
-        /* A loop of its own, which is vectorised: its branches would often be mispredicted. */
-        for (size_t i = 0; i < size; i++) {
+        LOCAL key[BLOCK], above[BLOCK]; /* how many thresholds are at least the key */
+        for (size_t i = 0; i < size; i++)
             key[i] = src[begin + i] & ABSOLUTE;
-            bucket[i] = NAME(bucket)(key[i], lowest, shift);
+        WORD tied = 0;
+        if (levels <= FEW) {
+            memset(above, 0, sizeof above);
+            for (size_t t = 1; t <= levels; t++) {
+                const WORD most = limit[t], same = equal[t];
+                for (size_t i = 0; i < size; i++) {
+                    above[i] = (WORD)(above[i] + (key[i] <= most ? 1 : 0));
+                    tied |= key[i] == same ? (WORD)1 : (WORD)0;
+                }
+            }
+        } else {
+            /* A loop of its own, which is vectorised: its branches would be mispredicted. */
+            for (size_t i = 0; i < size; i++)
+                above[i] = NAME(bucket)(key[i], lowest, shift);
+            for (size_t i = 0; i < size; i++) {
+                WORD found = more[above[i]];
+                while ((WORD)(key[i] - 1) < limit[found + 1]) /* key <= limit, never for zero */
+                    found++;
+                above[i] = found;
+                tied |= key[i] == equal[found] ? (WORD)1 : (WORD)0;
+            }
         }
-        for (size_t i = 0; i < size; i++) {
-            size_t above = more[bucket[i]]; /* thresholds that are at least the key */
-            while ((WORD)(key[i] - 1) < limit[above + 1]) /* key <= limit, but never for zero */
-                above++;
-            counters[begin + i] = number[above];
-            if (equal[above] != key[i])
+        for (size_t i = 0; i < size; i++)
+            counters[begin + i] = (uint8_t)(above[i] == last ? 0 : above[i] + 1);
+        for (size_t i = 0; tied && i < size; i++) {
+            if (equal[above[i]] != key[i])
                 continue;
-            size_t t = above; /* the last of the levels that share this threshold */
+            size_t t = above[i]; /* the last of the levels that share this threshold */
             while (equal[t - 1] == key[i])
                 t--;
-            while (t <= above && ties[t - 1] <= 0)
+            while (t <= above[i] && ties[t - 1] <= 0)
                 t++;
-            if (t <= above)
+            if (t <= above[i])
                 counters[begin + i] = (uint8_t)t;
-            for (; t <= above; t++)
+            for (; t <= above[i]; t++)
                 ties[t - 1]--;
         }
     }
@@ -594,6 +608,9 @@ static const elsa_kernels NAME(kernels) = {
 #undef SIGN
 #undef ABSOLUTE
 #undef LOW
+#undef UINT_
+#undef UINT
+#undef LOCAL
 #undef DIGIT
 #undef KEPT
 #if AVX2
