@@ -1,6 +1,7 @@
 """The dtypes of safetensors, and what nesting needs to know about four of them (spec §3.3)."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import ml_dtypes
@@ -24,7 +25,7 @@ class Dtype:
         """Whether tensors of this dtype may carry counters."""
         return self.mantissa > 0
 
-    @property
+    @cached_property
     def words(self) -> "np.dtype[Any]":
         """The little-endian unsigned dtype of the same width."""
         return np.dtype(f"<u{self.size // 8}")

@@ -107,7 +107,10 @@ class LevelMask:
 
     def apply(self, block: NDArray[np.uint8]) -> None:
         """Mask the tensor's next bytes."""
-        words = block.view(self.words)
+        self.mask(block.view(self.words))
+
+    def mask(self, words: NDArray[Any]) -> None:
+        """Mask the tensor's next weights."""
         self._kept.add(_kernels.mask(words, words, self.bits, self.level))
 
     def finish(self) -> None:
@@ -195,7 +198,7 @@ class DenseEncoder:
         self.name, self._mask = info.name, LevelMask(info, bits, level, expected, where)
 
     def encode(self, words: NDArray[Any]) -> Iterator[Piece]:
-        self._mask.apply(words.view(np.uint8))
+        self._mask.mask(words)
         yield self.name, words
 
     def finish(self) -> Iterator[Piece]:

@@ -142,10 +142,14 @@ def _naming(stream: IO[bytes]) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        name = getattr(stream, "name", None)
-        if error.filename is None and error.errno is not None and isinstance(name, str):
-            error.filename = name
-        raise
+        raise _named(error, stream) from None
+
+
+def _named(error: OSError, stream: IO[bytes]) -> OSError:
+    name = getattr(stream, "name", None)
+    if error.filename is None and error.errno is not None and isinstance(name, str):
+        error.filename = name
+    return error
 
 
 class Pipe:
@@ -161,9 +165,11 @@ class Pipe:
             raise ValueError(f"a pipe cannot write at {position}, it is at {self.position}")
         view = memoryview(data).cast("B")
         self.position += len(view)
-        with _naming(self.stream):
+        try:
             while view:  # an unbuffered stream may take less than it was given
                 view = view[self.stream.write(view) :]
+        except OSError as error:
+            raise _named(error, self.stream) from None
 
     def commit(self) -> None:
         """Flush."""

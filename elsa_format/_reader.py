@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elsa_format import _profile
-from elsa_format._blocks import BLOCK, Checksum, aligned, as_array
+from elsa_format._blocks import BLOCK, Checksum, aligned, as_array, block_memory
 from elsa_format._choose import choose_level
 from elsa_format._header import TensorInfo
 from elsa_format._layouts import Bitmask, Csr, Layout, encoder, mask_of, parts
@@ -185,7 +185,7 @@ class File:
         encode = encoder(layout, info, self.bits, level, kept, self.path, room)
         for part in parts(layout, info.name, info.dtype, info.shape, kept):
             filled[part.name] = np.empty(part.elements, part.dtype.numpy)
-        for block in self._blocks(info, aligned(min(info.nbytes, BLOCK)), along):
+        for block in self._blocks(info, block_memory()[: info.nbytes], along):
             for _ in encode.encode(block.view(info.dtype.words)):
                 pass
         for _ in encode.finish():
@@ -206,8 +206,9 @@ class File:
         try:
             if info.nbytes:
                 reader.seek(start)
-            for position in range(0, info.nbytes, BLOCK):
-                size = min(BLOCK, info.nbytes - position)
+            step = min(BLOCK, into.size)
+            for position in range(0, info.nbytes, step or 1):
+                size = min(step, info.nbytes - position)
                 at = position if into.size == info.nbytes else 0
                 block = into[at : at + size]
                 fill(reader, block.data, self.path)

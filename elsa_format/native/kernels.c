@@ -19,6 +19,13 @@
 #define INDEPENDENT
 #endif
 
+/* For loops of a few instructions, which would else mostly count. */
+#if defined(__clang__)
+#define UNROLLED _Pragma("clang loop unroll_count(4)")
+#else
+#define UNROLLED _Pragma("GCC unroll 4")
+#endif
+
 enum {
     CHUNK = 4096,      /* words counted together: their counters stay in the first-level cache */
     BUCKETS = 1 << 14, /* of magnitudes between thresholds; likewise */

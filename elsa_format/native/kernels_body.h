@@ -54,6 +54,7 @@ TARGET static size_t NAME(mask)(const void *source, void *target, size_t n, unsi
         }
         _mm_sfence();
     }
+    UNROLLED
     for (; n - i >= lanes; i += lanes) {
         __m256i w = _mm256_loadu_si256((const __m256i_u *)(src + i)), k = KEPT_LANES(w);
         kept_bytes += bits_set((unsigned)_mm256_movemask_epi8(k));
