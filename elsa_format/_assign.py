@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elsa_format import _kernels
-from elsa_format._blocks import BLOCK
 from elsa_format._checkpoint import Checkpoint, same_tensor
 from elsa_format._dtypes import DTYPES, Dtype
 from elsa_format._errors import CounterOutOfRange, InfeasibleLevels, NotNested, TensorMismatch
 from elsa_format._header import TensorInfo, lay_out
+from elsa_format._memory import BLOCK
 from elsa_format._select import (
     Cut,
     Pattern,

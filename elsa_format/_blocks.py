@@ -3,7 +3,6 @@
 import contextlib
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -24,21 +23,19 @@ from elsa_format._errors import (
 from elsa_format._header import Header, Readable, TensorInfo, check_size, read_header
 from elsa_format._index import is_index
 from elsa_format._jobs import Meter
+from elsa_format._memory import BLOCK, aligned
 from elsa_format._profile import Profile
 from elsa_format._shards import Shard, Shards, open_elsa_shards
 from elsa_format._storage import InputFile, Source, is_url, open_storage, stream_name
 
 __all__ = [
-    "BLOCK",
     "BlockReader",
     "Checksum",
     "OpenSource",
     "Progress",
     "Source",
     "Track",
-    "aligned",
     "as_array",
-    "block_memory",
     "check_size",
     "ignore",
     "open_source",
@@ -48,35 +45,6 @@ __all__ = [
 
 Progress = Callable[[int, int], object]
 """Told how many bytes are done, of how many."""
-
-BLOCK = 1 << 20
-"""Bytes read at a time, a multiple of 64: large for few calls, small to stay in the cache."""
-
-
-def aligned(nbytes: int) -> NDArray[np.uint8]:
-    """Memory that starts on a cache line.
-
-    Large arrays start 16 bytes into a page. Reading there what starts a page of a file, as tensors
-    often do, ran at a seventh of the speed (measured on a Zen 3: 1.1 instead of 7 to 13 GiB/s).
-    """
-    memory = np.empty(nbytes + 64, np.uint8)
-    start = -memory.ctypes.data % 64
-    return memory[start : start + nbytes]
-
-
-class _Memory(threading.local):
-    """Each thread's block, kept: new memory costs a third of the time to read a block into it."""
-
-    def __init__(self) -> None:
-        self.block = aligned(BLOCK)
-
-
-_MEMORY = _Memory()
-
-
-def block_memory() -> NDArray[np.uint8]:
-    """Memory for a block, always the same in a thread: for one use at a time."""
-    return _MEMORY.block
 
 
 def ignore(done: int, total: int) -> None:

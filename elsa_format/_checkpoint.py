@@ -16,7 +16,6 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from elsa_format._blocks import aligned
 from elsa_format._dtypes import of_array
 from elsa_format._errors import (
     AlreadyPacked,
@@ -30,6 +29,7 @@ from elsa_format._index import is_index
 from elsa_format._json import MAX_OFFSET
 from elsa_format._level_file import KEY as LEVEL_KEY
 from elsa_format._level_file import parse as parse_level_file
+from elsa_format._memory import aligned
 from elsa_format._profile import KEY, RESERVED
 from elsa_format._shards import open_plain, open_shards
 from elsa_format._storage import Storage, fill, is_url

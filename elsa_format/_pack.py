@@ -21,7 +21,7 @@ from elsa_format._assign import (
     one_shot,
     parse_sparsity,
 )
-from elsa_format._blocks import BLOCK, Progress, aligned, ignore
+from elsa_format._blocks import Progress, ignore
 from elsa_format._checkpoint import (
     Checkpoint,
     CheckpointLike,
@@ -39,6 +39,7 @@ from elsa_format._errors import (
 from elsa_format._header import TensorInfo
 from elsa_format._index import is_index
 from elsa_format._jobs import Meter
+from elsa_format._memory import BLOCK, aligned
 from elsa_format._output import Target
 from elsa_format._profile import Profile, bits_for, variant_name
 from elsa_format._shard_output import group_tensors

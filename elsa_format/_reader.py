@@ -10,12 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elsa_format import _profile
-from elsa_format._blocks import BLOCK, Checksum, aligned, as_array, block_memory
+from elsa_format._blocks import Checksum, as_array
 from elsa_format._choose import choose_level
 from elsa_format._header import TensorInfo
 from elsa_format._layouts import Bitmask, Csr, Layout, encoder, mask_of, parts
+from elsa_format._memory import BLOCK, Arena, block_memory
 from elsa_format._parallel import each
-from elsa_format._plan import LevelSizes, plain_names
+from elsa_format._plan import LevelSizes, level_tensors, plain_names
 from elsa_format._profile import Level, LevelLike, Profile
 from elsa_format._shards import open_network
 from elsa_format._storage import Reader, Source, fill
@@ -126,7 +127,8 @@ class File:
     def tensor(self, name: str, level: LevelLike = "dense") -> NDArray[Any]:
         """One tensor of a level, without reading the others."""
         number = self.profile.level_number(level, self.path)
-        return self._dense(self._info(name, number), number)
+        info = self._info(name, number)
+        return self._dense(info, number, Arena(info.nbytes))
 
     @overload
     def load(self, level: LevelLike = "dense") -> dict[str, NDArray[Any]]: ...
@@ -138,13 +140,15 @@ class File:
         number = self.profile.level_number(level, self.path)
         names = plain_names(self._header)
         loaded: dict[str, Any] = dict.fromkeys(names)
+        placed = level_tensors(self._header, self.profile, number, layout).values()
+        arena = Arena(sum(info.nbytes for info in placed))
 
         def load_one(name: str, along: Reader | None = None) -> None:
             info = self._info(name, number)
             if layout == "dense" or number is None or name not in self.profile.nested:
-                loaded[name] = self._dense(info, number, along)
+                loaded[name] = self._dense(info, number, arena, along)
             else:
-                loaded[name] = self._sparse(info, number, layout, along)
+                loaded[name] = self._sparse(info, number, layout, arena, along)
 
         if self._storage.far:
             # One request for all of the data is cheaper than one for each tensor.
@@ -163,9 +167,9 @@ class File:
         return self._header.tensors[self.profile.stored_name(name, level)]
 
     def _dense(
-        self, info: TensorInfo, level: int | None, along: Reader | None = None
+        self, info: TensorInfo, level: int | None, arena: Arena, along: Reader | None = None
     ) -> NDArray[Any]:
-        flat = aligned(info.nbytes)
+        flat = arena.empty(info.nbytes)
         level_mask = mask_of(self.profile, info, level, self.path)
         for block in self._blocks(info, flat, along):
             level_mask.apply(block)
@@ -173,9 +177,8 @@ class File:
         return as_array(flat, info, self.path)
 
     def _sparse(
-        self, info: TensorInfo, level: int, layout: Layout, along: Reader | None = None
+        self, info: TensorInfo, level: int, layout: Layout, arena: Arena, along: Reader | None
     ) -> Bitmask | Csr:
-        assert info.dtype.numpy is not None
         kept = self.profile.nested[info.name][level - 1]
         filled: dict[str, NDArray[Any]] = {}
 
@@ -184,7 +187,8 @@ class File:
 
         encode = encoder(layout, info, self.bits, level, kept, self.path, room)
         for part in parts(layout, info.name, info.dtype, info.shape, kept):
-            filled[part.name] = np.empty(part.elements, part.dtype.numpy)
+            assert part.dtype.numpy is not None
+            filled[part.name] = arena.empty(part.nbytes).view(part.dtype.numpy)
         for block in self._blocks(info, block_memory()[: info.nbytes], along):
             for _ in encode.encode(block.view(info.dtype.words)):
                 pass

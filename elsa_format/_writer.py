@@ -11,7 +11,6 @@ import xxhash
 from numpy.typing import NDArray
 
 from elsa_format import _kernels, _level_file
-from elsa_format._blocks import BLOCK
 from elsa_format._codec import check_bits, refuse_unpackable
 from elsa_format._digest import LevelDigests, digest_of_lines
 from elsa_format._dtypes import of_array
@@ -19,6 +18,7 @@ from elsa_format._errors import CounterOutOfRange, InvalidProfile, TensorMismatc
 from elsa_format._header import LENGTH_BYTES, TensorInfo, lay_out, serialize
 from elsa_format._index import index_bytes
 from elsa_format._json import MAX_SAFE_INTEGER
+from elsa_format._memory import BLOCK
 from elsa_format._output import Output, Target
 from elsa_format._profile import KEY, RESERVED, ZEROS, Level, Profile, bits_for, variant_name
 from elsa_format._shard_output import Destination, open_destination

@@ -2,7 +2,6 @@
 
 from elsa_format import _kernels as kernels
 from elsa_format._blocks import (
-    BLOCK,
     BlockReader,
     OpenSource,
     Progress,
@@ -16,6 +15,7 @@ from elsa_format._choose import choose_level
 from elsa_format._dtypes import DTYPES, Dtype, of_array
 from elsa_format._header import Header, TensorInfo, read_header
 from elsa_format._json import dump
+from elsa_format._memory import BLOCK
 from elsa_format._output import Output, Target, open_output
 from elsa_format._plan import Step, plain_names, plan
 from elsa_format._profile import LevelLike, Profile, variant_name
