@@ -442,20 +442,22 @@ TARGET static size_t NAME(nest)(const void *whole, const void *part, unsigned le
     const WORD *dense = whole, *sparse = part;
     const uint8_t number = (uint8_t)level;
     for (size_t begin = 0; begin < n; begin += 512) { /* as above */
-        const size_t stop = begin + smaller(n - begin, 512);
-        uint8_t any = 0;
-        for (size_t i = begin; i < stop; i++) {
-            const WORD w = sparse[i];
-            const uint8_t kept = (w & ABSOLUTE) != 0, differs = w != dense[i], c = counters[i];
-            const uint8_t frozen = c != 0;
-            any |= kept ? differs : frozen;
-            counters[i] = kept > frozen ? number : c;
+        const size_t size = smaller(n - begin, 512);
+        uint8_t kept[512], differs[512], any = 0;
+        for (size_t i = 0; i < size; i++) {
+            const WORD w = sparse[begin + i];
+            kept[i] = (w & ABSOLUTE) != 0 ? UINT8_MAX : 0;
+            differs[i] = w != dense[begin + i] ? UINT8_MAX : 0;
         }
-        for (size_t i = begin; any && i < stop; i++) {
-            const bool kept = (sparse[i] & ABSOLUTE) != 0;
-            if (kept ? sparse[i] != dense[i] : counters[i] != 0)
-                return i;
+        for (size_t i = 0; i < size; i++) { /* a loop over bytes alone, which is vectorised */
+            const uint8_t c = counters[begin + i];
+            const uint8_t unset = c == 0 ? UINT8_MAX : 0;
+            any |= (uint8_t)((kept[i] & differs[i]) | (~kept[i] & c));
+            counters[begin + i] = (uint8_t)(c | (kept[i] & unset & number));
         }
+        for (size_t i = 0; any && i < size; i++)
+            if (kept[i] ? differs[i] : counters[begin + i])
+                return begin + i;
     }
     return n;
 }
