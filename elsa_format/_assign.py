@@ -273,7 +273,8 @@ class GivenCounters:
     def blocks(self, info: TensorInfo) -> Iterator[tuple[Words, Counters]]:
         given, position = self.given.tensors[info.name], 0
         for words, steps in zip(_words(self.network, info), self._integers(given), strict=True):
-            low, top = (int(steps.min()), int(steps.max())) if steps.size else (0, 0)
+            top = int(steps.max(initial=0))
+            low = 0 if steps.dtype.kind == "u" else int(steps.min(initial=0))
             if not 0 <= low <= top <= self.levels + 1:
                 at = int(((steps < 0) | (steps > self.levels + 1)).argmax())
                 raise CounterOutOfRange(

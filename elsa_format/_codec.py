@@ -81,12 +81,30 @@ def embed_counters(
         raise CounterOutOfRange(f"counters {counters.min()}..{counters.max()} in {bits} bits")
     source = words_of(weights, dtype)
     steps = np.ascontiguousarray(counters, np.uint8).reshape(-1)
-    refuse_unpackable(source, steps, dtype, (1 << bits) - 1, "weights")
     result = np.empty(weights.shape, weights.dtype)
-    _kernels.embed(
-        source, steps, words_of(result, dtype), bits, dtype.infinity, rounding == "nearest"
+    embed_words(
+        source, steps, words_of(result, dtype), dtype, bits, (1 << bits) - 1, rounding, "weights"
     )
     return result
+
+
+def embed_words(
+    words: NDArray[Any],
+    counters: NDArray[np.uint8],
+    result: NDArray[Any],
+    dtype: Dtype,
+    bits: int,
+    levels: int,
+    rounding: Rounding,
+    where: str,
+    *,
+    first: int = 0,
+) -> None:
+    """Embed counters, or raise as `refuse_unpackable` does."""
+    nearest = rounding == "nearest"
+    at = _kernels.embed(words, counters, result, bits, dtype.infinity, levels, nearest)
+    if at >= 0:
+        refuse_unpackable(words, counters, dtype, levels, where, first=first)
 
 
 def refuse_unpackable(

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from elsa_format import _kernels
 from elsa_format._dtypes import of_array
 from elsa_format._header import TensorInfo
+from elsa_format._memory import BLOCK, aligned, give_block, take_block
 from elsa_format._parallel import CORES, start
 
 INLINE = 1 << 15
@@ -73,7 +74,7 @@ class _NestedHash:
                 level.update(words, bits)
             return
         if self._copy.size < words.nbytes:
-            self._copy = np.empty(words.nbytes, np.uint8)
+            self._copy = take_block() if words.nbytes <= BLOCK else aligned(words.nbytes)
         copy = self._copy[: words.nbytes].view(words.dtype)
         copy[:] = words
         # The densest level takes longest, so it starts first.
@@ -84,6 +85,11 @@ class _NestedHash:
         for running in self._running:
             running.result()
         self._running = []
+
+    def finish(self) -> None:
+        """Nothing follows."""
+        self.wait()
+        give_block(self._copy)
 
 
 class LevelDigests:
@@ -116,7 +122,7 @@ class LevelDigests:
     def end_nested(self, info: TensorInfo) -> None:
         """Finish a nested tensor."""
         hashes = self._nested.pop(info.name, None) or _NestedHash(len(self.lines))
-        hashes.wait()
+        hashes.finish()
         for level, lines in zip(hashes.levels, self.lines, strict=True):
             lines[info.name] = digest_line(
                 info.name, info, level.mask.hexdigest(), level.values.hexdigest()

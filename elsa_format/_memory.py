@@ -14,6 +14,9 @@ LINE = 64
 LARGE = 4 << 20
 """Bytes from which numpy asks for large pages."""
 
+SPARE = 8
+"""Blocks that are kept for later use."""
+
 ARENA = 16 << 20
 """Bytes that arrays share; also what keeping a single one of them keeps at most."""
 
@@ -29,20 +32,24 @@ def aligned(nbytes: int) -> NDArray[np.uint8]:
     return memory[start : start + nbytes]
 
 
-class _Memory(threading.local):
-    def __init__(self) -> None:
-        self.block = aligned(BLOCK)
+_FREE: list[NDArray[np.uint8]] = []
 
 
-_MEMORY = _Memory()
+def take_block() -> NDArray[np.uint8]:
+    """A block's memory, used before if possible: reading into new memory takes half as long again.
 
-
-def block_memory() -> NDArray[np.uint8]:
-    """A block that each thread keeps, for one use at a time.
-
-    Reading a block into new memory takes half as long again.
+    Whoever is done with it gives it back with `give_block`; if that is forgotten, it is freed.
     """
-    return _MEMORY.block
+    try:
+        return _FREE.pop()
+    except IndexError:
+        return aligned(BLOCK)
+
+
+def give_block(block: NDArray[np.uint8]) -> None:
+    """Let others use a block's memory."""
+    if block.size == BLOCK and len(_FREE) < SPARE:
+        _FREE.append(block)
 
 
 class Arena:

@@ -22,8 +22,14 @@ def csr(
 def expand(bitmask: NDArray[np.uint8], values: Words, dst: Words) -> int: ...
 def expand_csr(indptr: Indices, indices: Indices, values: Words, cols: int, dst: Words) -> None: ...
 def embed(
-    src: Words, counters: NDArray[np.uint8], dst: Words, bits: int, inf: int, nearest: bool
-) -> None: ...
+    src: Words,
+    counters: NDArray[np.uint8],
+    dst: Words,
+    bits: int,
+    inf: int,
+    levels: int,
+    nearest: bool,
+) -> int: ...
 def find_unpackable(
     src: Words, counters: NDArray[np.uint8] | None, inf: int, levels: int
 ) -> int: ...

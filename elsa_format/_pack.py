@@ -9,7 +9,6 @@ from functools import cached_property
 
 import numpy as np
 
-from elsa_format import _kernels
 from elsa_format._assign import (
     MAX_LEVELS,
     Assignment,
@@ -29,7 +28,7 @@ from elsa_format._checkpoint import (
     check_unchanged,
     open_checkpoint,
 )
-from elsa_format._codec import Rounding, check_bits, refuse_unpackable
+from elsa_format._codec import Rounding, check_bits, embed_words
 from elsa_format._errors import (
     InfeasibleLevels,
     InvalidCheckpoint,
@@ -39,7 +38,7 @@ from elsa_format._errors import (
 from elsa_format._header import TensorInfo
 from elsa_format._index import is_index
 from elsa_format._jobs import Meter
-from elsa_format._memory import BLOCK, aligned
+from elsa_format._memory import BLOCK, aligned, give_block, take_block
 from elsa_format._output import Target
 from elsa_format._profile import Profile, bits_for, variant_name
 from elsa_format._shard_output import group_tensors
@@ -300,16 +299,26 @@ class _Job:
 
     def _embedded(self, info: TensorInfo) -> Iterator[Words]:
         where, position = f"{self.network.path}: tensor {info.name!r}", 0
-        levels, nearest = len(self.specs), self.rounding == "nearest"
-        result = aligned(0)
+        levels = len(self.specs)
+        result = take_block()
         for words, counters in self.way.blocks(info):
-            refuse_unpackable(words, counters, info.dtype, levels, where, first=position)
             if result.size < words.nbytes:
                 result = aligned(words.nbytes)
             part = result[: words.nbytes].view(info.dtype.words)
-            _kernels.embed(words, counters, part, self.bits, info.dtype.infinity, nearest)
+            embed_words(
+                words,
+                counters,
+                part,
+                info.dtype,
+                self.bits,
+                levels,
+                self.rounding,
+                where,
+                first=position,
+            )
             yield part
             position += words.size
+        give_block(result)
 
     def report(self, profile: Profile) -> PackReport:
         """What was packed."""

@@ -167,21 +167,28 @@ def expand_csr(indptr: Indices, indices: Indices, values: Words, cols: int, dst:
 
 
 def embed(
-    src: Words, counters: NDArray[np.uint8], dst: Words, bits: int, inf: int, nearest: bool
-) -> None:
+    src: Words,
+    counters: NDArray[np.uint8],
+    dst: Words,
+    bits: int,
+    inf: int,
+    levels: int,
+    nearest: bool,
+) -> int:
     """Put the counters into the low bits, to the nearest such weight or by plain overwriting.
 
-    `inf` is the bit pattern of +Inf, which rounding up must not reach; `dst` may be `src`.
+    `inf` is the bit pattern of +Inf, which rounding up must not reach. Return what
+    `find_unpackable` does; unless that is -1, what `dst` holds is undefined.
     """
     _check_array("src", src, _WORDS)
     _check_array("counters", counters, _U8, size=src.size)
     _check_array("dst", dst, (src.dtype,), size=src.size, writable=True)
     _check_range("bits", bits, 1, 8)
     _check_inf(src, inf)
-    _check_same_or_disjoint(src, dst)
-    _check_disjoint(dst, counters)
-    if src.size and counters.max() >= 1 << bits:
-        raise ValueError(f"counters: {counters.max()} does not fit {bits} bits")
+    _check_range("levels", levels, 0, (1 << bits) - 1)
+    _check_disjoint(dst, src, counters)
+    if (at := find_unpackable(src, counters, inf, levels)) >= 0:
+        return at
     word = src.dtype.type
     half, low_bits = word(1 << (bits - 1)), word((1 << bits) - 1)
     sign = word(1 << (8 * src.itemsize - 1))
@@ -195,6 +202,7 @@ def embed(
         nearby = ((magnitude - counter + (half - word(1))) & ~low_bits) + counter
         here = (magnitude & ~low_bits) + counter
         dst[part] = (src[part] & sign) | np.where(nearby < word(inf), nearby, here)
+    return -1
 
 
 def find_unpackable(src: Words, counters: NDArray[np.uint8] | None, inf: int, levels: int) -> int:

@@ -14,7 +14,7 @@ from elsa_format._blocks import Checksum, as_array
 from elsa_format._choose import choose_level
 from elsa_format._header import TensorInfo
 from elsa_format._layouts import Bitmask, Csr, Layout, encoder, mask_of, parts
-from elsa_format._memory import BLOCK, Arena, block_memory
+from elsa_format._memory import BLOCK, Arena, give_block, take_block
 from elsa_format._parallel import each
 from elsa_format._plan import LevelSizes, level_tensors, plain_names
 from elsa_format._profile import Level, LevelLike, Profile
@@ -189,9 +189,11 @@ class File:
         for part in parts(layout, info.name, info.dtype, info.shape, kept):
             assert part.dtype.numpy is not None
             filled[part.name] = arena.empty(part.nbytes).view(part.dtype.numpy)
-        for block in self._blocks(info, block_memory()[: info.nbytes], along):
+        memory = take_block()
+        for block in self._blocks(info, memory[: info.nbytes], along):
             for _ in encode.encode(block.view(info.dtype.words)):
                 pass
+        give_block(memory)
         for _ in encode.finish():
             pass
         if layout == "bitmask":

@@ -77,8 +77,10 @@ def kernels(data: bytes) -> None:
 
 def _written(name: str, result: Any, arguments: list[Any]) -> list[bytes]:
     """The outputs, as far as they are defined."""
-    if name in ("mask", "embed"):
-        return [arguments[1 if name == "mask" else 2].tobytes()]
+    if name == "mask":
+        return [arguments[1].tobytes()]
+    if name == "embed":
+        return [arguments[2].tobytes()] if result == -1 else []
     if name == "compact":
         return [arguments[3].tobytes(), arguments[4][:result].tobytes()]
     if name == "csr":
@@ -132,7 +134,12 @@ def _arguments(name: str, choices: Choices) -> tuple[list[Any], str]:
         if choices.byte() % 8:
             counters &= (1 << min(max(bits, 1), 8)) - 1
         inf = (choices.integer(255), 0x7C00, 0x7F80, 0x7F800000, 0x7FF0 << 48)[choices.byte() % 5]
-        return [src, counters, np.zeros(size, word), bits, inf, bool(choices.byte() % 2)], ""
+        levels = (1 << min(max(bits, 0), 8)) - 1 if choices.byte() % 2 else choices.integer(255)
+        if choices.byte() % 4:  # mostly what can be packed
+            src &= word(0x3FFF)
+            counters[src == 0] = 0
+        nearest = bool(choices.byte() % 2)
+        return [src, counters, np.zeros(size, word), bits, inf, levels, nearest], ""
     if name == "find_unpackable":
         given = choices.array(np.uint8, size) if choices.byte() % 2 else None
         inf = (choices.integer(255), 0x7C00, 0x7F80, 0x7F800000, 0x7FF0 << 48)[choices.byte() % 5]

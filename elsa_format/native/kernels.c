@@ -27,6 +27,7 @@
 #endif
 
 enum {
+    CHECKED = 512,     /* words that are checked together */
     CHUNK = 4096,      /* words counted together: their counters stay in the first-level cache */
     BUCKETS = 1 << 14, /* of magnitudes between thresholds; likewise */
 };

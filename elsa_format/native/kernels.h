@@ -46,8 +46,8 @@ typedef struct {
     elsa_csr_error (*expand_csr)(const void *indptr, const void *indices, size_t index_size,
                                  const void *values, size_t rows, size_t cols, size_t kept,
                                  void *dst);
-    bool (*embed)(const void *src, const uint8_t *counters, void *dst, size_t n, unsigned bits,
-                  uint64_t inf, bool nearest); /* false: a counter has more bits */
+    size_t (*embed)(const void *src, const uint8_t *counters, void *dst, size_t n, unsigned bits,
+                    uint64_t inf, unsigned levels, bool nearest); /* as find_unpackable */
     size_t (*find_unpackable)(const void *src, const uint8_t *counters, size_t n, uint64_t inf,
                               unsigned levels); /* n if there is none */
     size_t (*nest)(const void *dense, const void *sparse, unsigned level, uint8_t *counters,

@@ -381,57 +381,66 @@ TARGET static elsa_csr_error NAME(expand_csr)(const void *indptr, const void *in
     return ELSA_CSR_OK;
 }
 
-TARGET static bool NAME(embed)(const void *source, const uint8_t *counters, void *target, size_t n,
-                               unsigned bits, uint64_t inf, bool nearest)
+/* What can't be packed: not finite, a counter that no level has, a zero with a counter. */
+#define UNPACKABLE(magnitude, c)                                                                   \
+    (((magnitude) >= end) | ((c) > most) | (((magnitude) == 0) & ((c) > 0)))
+
+/* The first of some words that can't be packed, given that there is one. */
+TARGET static size_t NAME(first_unpackable)(const WORD *src, const uint8_t *counters, WORD end,
+                                            WORD most)
 {
-    const WORD *src = source;
-    WORD *dst = target;
-    const WORD low = LOW(bits), half = (WORD)(low / 2 + 1), end = (WORD)inf;
-    uint8_t all = 0; /* first: dst may be src, and must not be left half written */
-    for (size_t i = 0; i < n; i++)
-        all |= counters[i];
-    if (all > low)
-        return false;
-    if (!nearest) {
-        INDEPENDENT
-        for (size_t i = 0; i < n; i++)
-            dst[i] = (WORD)((src[i] & ~low) | counters[i]);
-        return true;
-    }
-    INDEPENDENT
-    for (size_t i = 0; i < n; i++) {
-        const WORD w = src[i], magnitude = w & ABSOLUTE, c = counters[i];
-        /* Ties go to the smaller magnitude: up only beyond half a step. Below zero wraps round. */
-        const WORD nearby = (WORD)((WORD)((magnitude - c + half - 1) & ~low) + c);
-        const WORD here = (WORD)((magnitude & ~low) + c);
-        dst[i] = (WORD)((w & SIGN) | (nearby < end ? nearby : here));
-    }
-    return true;
+    size_t i = 0;
+    while (!UNPACKABLE(src[i] & ABSOLUTE, counters == NULL ? 0 : counters[i]))
+        i++;
+    return i;
 }
+
+/* These look for any in a block without branches, then for the first in the block that has one. */
 
 TARGET static size_t NAME(find_unpackable)(const void *source, const uint8_t *counters, size_t n,
                                            uint64_t inf, unsigned levels)
 {
     const WORD *src = source;
     const WORD end = (WORD)inf, most = (WORD)levels;
-    /* Look for any in a block without branches, then for the first in the block that has one. */
-    for (size_t begin = 0; begin < n; begin += 512) {
-        const size_t stop = n - begin < 512 ? n : begin + 512;
+    for (size_t begin = 0; begin < n; begin += CHECKED) {
+        const size_t stop = begin + smaller(n - begin, CHECKED);
         WORD any = 0;
         if (counters == NULL)
             for (size_t i = begin; i < stop; i++)
                 any |= (src[i] & ABSOLUTE) >= end ? (WORD)1 : (WORD)0;
         else
             for (size_t i = begin; i < stop; i++) {
-                const WORD key = src[i] & ABSOLUTE, c = counters[i];
-                const bool bad = (key >= end) | (c > most) | ((key == 0) & (c > 0));
-                any |= bad ? (WORD)1 : (WORD)0;
+                const WORD magnitude = src[i] & ABSOLUTE, c = counters[i];
+                any |= UNPACKABLE(magnitude, c) ? (WORD)1 : (WORD)0;
             }
-        for (size_t i = begin; any && i < stop; i++) {
-            const WORD key = src[i] & ABSOLUTE, c = counters == NULL ? 0 : counters[i];
-            if (key >= end || (counters != NULL && c > most) || (key == 0 && c > 0))
-                return i;
+        if (any)
+            return begin + NAME(first_unpackable)(src + begin,
+                                                  counters == NULL ? NULL : counters + begin, end,
+                                                  most);
+    }
+    return n;
+}
+
+TARGET static size_t NAME(embed)(const void *source, const uint8_t *counters, void *target,
+                                 size_t n, unsigned bits, uint64_t inf, unsigned levels,
+                                 bool nearest)
+{
+    const WORD *restrict src = source;
+    WORD *restrict dst = target;
+    const WORD low = LOW(bits), half = (WORD)(low / 2 + 1), end = (WORD)inf, most = (WORD)levels;
+    for (size_t begin = 0; begin < n; begin += CHECKED) {
+        const size_t stop = begin + smaller(n - begin, CHECKED);
+        WORD any = 0;
+        for (size_t i = begin; i < stop; i++) {
+            const WORD w = src[i], magnitude = w & ABSOLUTE, c = counters[i];
+            any |= UNPACKABLE(magnitude, c) ? (WORD)1 : (WORD)0;
+            const WORD here = (WORD)((magnitude & ~low) + c);
+            /* Ties go to the smaller magnitude: up only beyond half a step. Below zero wraps. */
+            const WORD closest = (WORD)((WORD)((magnitude - c + half - 1) & ~low) + c);
+            dst[i] = (WORD)((w & SIGN) | (nearest && closest < end ? closest : here));
         }
+        if (any)
+            return begin + NAME(first_unpackable)(src + begin, counters + begin, end, most);
     }
     return n;
 }
@@ -441,9 +450,9 @@ TARGET static size_t NAME(nest)(const void *whole, const void *part, unsigned le
 {
     const WORD *dense = whole, *sparse = part;
     const uint8_t number = (uint8_t)level;
-    for (size_t begin = 0; begin < n; begin += 512) { /* as above */
-        const size_t size = smaller(n - begin, 512);
-        uint8_t kept[512], differs[512], any = 0;
+    for (size_t begin = 0; begin < n; begin += CHECKED) {
+        const size_t size = smaller(n - begin, CHECKED);
+        uint8_t kept[CHECKED], differs[CHECKED], any = 0;
         for (size_t i = 0; i < size; i++) {
             const WORD w = sparse[begin + i];
             kept[i] = (w & ABSOLUTE) != 0 ? UINT8_MAX : 0;
@@ -615,6 +624,7 @@ static const elsa_kernels NAME(kernels) = {
 #undef UINT
 #undef LOCAL
 #undef DIGIT
+#undef UNPACKABLE
 #undef KEPT
 #if AVX2
 #undef SPREAD

@@ -352,30 +352,29 @@ static PyObject *py_expand_csr(PyObject *Py_UNUSED(module), PyObject *args, PyOb
 
 static PyObject *py_embed(PyObject *Py_UNUSED(module), PyObject *args, PyObject *named)
 {
-    static char *names[] = {"src", "counters", "dst", "bits", "inf", "nearest", NULL};
+    static char *names[] = {"src", "counters", "dst", "bits", "inf", "levels", "nearest", NULL};
     PyObject *src_object, *counters_object, *dst_object, *result = NULL;
-    int64_t bits, inf;
+    int64_t bits, inf, levels;
     int nearest;
     arguments held = {.count = 0};
     Py_buffer *src, *counters, *dst;
-    if (PyArg_ParseTupleAndKeywords(args, named, "OOOO&O&p:embed", names, &src_object,
+    if (PyArg_ParseTupleAndKeywords(args, named, "OOOO&O&O&p:embed", names, &src_object,
                                     &counters_object, &dst_object, integer, &bits, integer, &inf,
-                                    &nearest) &&
+                                    integer, &levels, &nearest) &&
         (src = take(&held, src_object, "src", WORDS, NULL, 1, false)) != NULL &&
         (counters = take(&held, counters_object, "counters", UINT8, NULL, 1, false)) != NULL &&
         check_length(counters, "counters", length(src)) &&
         (dst = take(&held, dst_object, "dst", WORDS, src, 1, true)) != NULL &&
         check_length(dst, "dst", length(src)) && check_range("bits", bits, 1, 8) &&
-        check_inf(src, inf) && check_same_or_disjoint(src, dst) && check_disjoint(dst, counters)) {
-        bool fits;
+        check_inf(src, inf) && check_range("levels", levels, 0, (1 << bits) - 1) &&
+        check_disjoint(dst, src) && check_disjoint(dst, counters)) {
+        const size_t n = length(src);
+        size_t found;
         Py_BEGIN_ALLOW_THREADS
-        fits = kernels(src)->embed(src->buf, counters->buf, dst->buf, length(src), (unsigned)bits,
-                                   (uint64_t)inf, nearest != 0);
+        found = kernels(src)->embed(src->buf, counters->buf, dst->buf, n, (unsigned)bits,
+                                    (uint64_t)inf, (unsigned)levels, nearest != 0);
         Py_END_ALLOW_THREADS
-        if (fits)
-            result = Py_NewRef(Py_None);
-        else
-            PyErr_Format(PyExc_ValueError, "counters: one does not fit %d bits", (int)bits);
+        result = found == n ? PyLong_FromLong(-1) : PyLong_FromSize_t(found);
     }
     release(&held);
     return result;

@@ -74,6 +74,7 @@ def calls(width: int = 4) -> dict[str, dict[str, Any]]:
             "dst": np.zeros(20, word),
             "bits": 2,
             "inf": INF[width],
+            "levels": 3,
             "nearest": True,
         },
         "find_unpackable": {
@@ -239,19 +240,18 @@ def test_bits_and_levels_have_a_range(kernels: ModuleType, name: str) -> None:
 @each_implementation
 def test_partly_overlapping_source_is_refused_and_the_same_is_not(kernels: ModuleType) -> None:
     both = np.arange(21, dtype=np.uint32)
-    for name in ("mask", "embed"):
-        refused(kernels, name, src=both[1:], dst=both[:-1])
-        refused(kernels, name, src=both[:-1], dst=both[1:])
-        getattr(kernels, name)(**(calls()[name] | {"src": both[1:], "dst": both[1:]}))
+    refused(kernels, "mask", src=both[1:], dst=both[:-1])
+    refused(kernels, "mask", src=both[:-1], dst=both[1:])
+    kernels.mask(**(calls()["mask"] | {"src": both[1:], "dst": both[1:]}))
 
 
 @each_implementation
-def test_counters_that_do_not_fit_leave_the_weights_alone(kernels: ModuleType) -> None:
-    src = np.arange(1, 21, dtype=np.uint32)
-    counters = np.ones(20, np.uint8)
-    counters[19] = 4
-    refused(kernels, "embed", src=src, counters=counters, dst=src)
-    assert src.tolist() == list(range(1, 21))
+def test_levels_fit_the_counter_bits(kernels: ModuleType) -> None:
+    refused(kernels, "embed", levels=4)
+    refused(kernels, "embed", levels=-1)
+    counters = np.array([1] * 19 + [3], np.uint8)
+    assert kernels.embed(**(calls()["embed"] | {"counters": counters, "levels": 3})) == -1
+    assert kernels.embed(**(calls()["embed"] | {"counters": counters, "levels": 2})) == 19
 
 
 @each_implementation
@@ -350,7 +350,8 @@ def test_both_agree_on_a_layer(width: int, bits: int) -> None:
         spoilt[SIZE - 2 :] = INF[width]
         assert kernels.find_unpackable(spoilt, counters, INF[width], 3) == SIZE - 2
         dst = np.empty_like(src)
-        kernels.embed(src, counters, dst, bits, INF[width], True)
+        assert kernels.embed(spoilt, counters, dst, bits, INF[width], 3, True) == SIZE - 2
+        assert kernels.embed(src, counters, dst, bits, INF[width], 3, True) == -1
         return [dst]
 
     (packed,) = both(embed)
