@@ -1,8 +1,10 @@
 """ELSA: one checkpoint file, several fully trained sparse networks nested inside it.
 
 >>> import elsa_format
->>> with elsa_format.open("net.safetensors") as file:  # doctest: +SKIP
+>>> with elsa_format.open("net.safetensors") as file:
 ...     weights = file.load(level=2)
+>>> sorted(weights)
+['bias', 'layer']
 """
 
 from elsa_format._checkpoint import Checkpoint

@@ -61,7 +61,10 @@ def extract(
     A target that ends in `.index.json` is written in shards, those of the source or, given
     `max_shard_size`, as many as it takes; `jobs` shards of the source are read at a time.
 
-    >>> extract("net.safetensors", "level2.safetensors", level=2)  # doctest: +SKIP
+    >>> extract("net.safetensors", "level2.safetensors", level=2)
+    2
+    >>> extract("net.safetensors", "small.safetensors", max_size=5000, layout="bitmask")
+    1
     """
     with open_source(source) as opened:
         header, profile = read_profile(opened)

@@ -29,7 +29,12 @@ class Readable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where a tensor is stored and what it looks like."""
+    """Where a tensor is stored and what it looks like.
+
+    >>> info = TensorInfo("layer", DTYPES["F32"], (100, 100), start=400)
+    >>> info.elements, info.nbytes, info.stop
+    (10000, 40000, 40400)
+    """
 
     name: str
     dtype: Dtype

@@ -308,7 +308,12 @@ def _empty(shape: tuple[int, ...], dtype: "np.dtype[Any]") -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class Bitmask:
-    """A sparse tensor as one bit per element (least significant first) and the kept values."""
+    """A sparse tensor as one bit per element (least significant first) and the kept values.
+
+    >>> tensor = Bitmask(np.array([0b1010], np.uint8), np.array([1.5, 2.5], np.float32), (2, 2))
+    >>> tensor.to_dense().tolist()
+    [[0.0, 1.5], [0.0, 2.5]]
+    """
 
     bitmask: NDArray[np.uint8]
     values: NDArray[Any]
@@ -334,7 +339,13 @@ class Bitmask:
 
 @dataclass(frozen=True)
 class Csr:
-    """A sparse tensor as rows; `scipy.sparse.csr_array((data, indices, indptr), matrix_shape)`."""
+    """A sparse tensor as rows; `scipy.sparse.csr_array((data, indices, indptr), matrix_shape)`.
+
+    >>> values, columns = np.array([1.5, 2.5], np.float32), np.array([1, 1], np.int32)
+    >>> tensor = Csr(values, columns, np.array([0, 1, 2], np.int32), (2, 2))
+    >>> tensor.matrix_shape, tensor.to_dense().tolist()
+    ((2, 2), [[0.0, 1.5], [0.0, 2.5]])
+    """
 
     data: NDArray[Any]
     indices: NDArray[Any]

@@ -114,7 +114,14 @@ def _entry(name: str, entry: Any, where: str) -> tuple[Dtype, tuple[int, ...]]:
 
 
 def load_level(source: Source, *, verify: bool = True) -> dict[str, NDArray[Any]]:
-    """A level that `extract` wrote, in whatever layout, as dense arrays; its digest is verified."""
+    """A level that `extract` wrote, in whatever layout, as dense arrays; its digest is verified.
+
+    >>> from elsa_format import extract, open
+    >>> level = extract("net.safetensors", "level3.safetensors", level=3, layout="bitmask")
+    >>> layer = load_level("level3.safetensors")["layer"]
+    >>> layer.tobytes() == open("net.safetensors").tensor("layer", level).tobytes()
+    True
+    """
     if is_index(source):
         return _load_shards(source, verify=verify)
     result, described, where = _load_file(source)

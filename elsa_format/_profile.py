@@ -54,7 +54,11 @@ def variant_name(name: str, level: int) -> str:
 
 @dataclass(frozen=True)
 class Level:
-    """One nested network as the profile describes it."""
+    """One nested network as the profile describes it.
+
+    >>> Level("90%", nonzero=1000, target=0.9, metrics={"accuracy": 0.98}).to_json()
+    {'metrics': {'accuracy': 0.98}, 'name': '90%', 'nonzero': 1000, 'target': 0.9}
+    """
 
     name: str
     nonzero: int
@@ -79,7 +83,15 @@ class Level:
 
 @dataclass(frozen=True)
 class Profile:
-    """A checked profile; past `parse` nothing of it is checked again."""
+    """A checked profile; past `parse` nothing of it is checked again.
+
+    >>> levels = (Level("90%", nonzero=1), Level("80%", nonzero=2))
+    >>> profile = Profile(bits=2, levels=levels, nested={"w": (1, 2)}, per_level=("norm/mean",))
+    >>> profile.level_number(2), profile.level_number("dense")
+    (2, None)
+    >>> profile.stored_name("norm/mean", 2)
+    '__elsa__.level.2.norm/mean'
+    """
 
     bits: int
     levels: tuple[Level, ...]

@@ -30,14 +30,26 @@ PARALLEL_FROM = 32 << 20
 def open(source: Source, *, verify: bool = True) -> "File":
     """Open an ELSA file, a shard index or a URL of either; only headers are read.
 
-    >>> with open("net.safetensors") as file:  # doctest: +SKIP
+    >>> with open("net.safetensors") as file:
     ...     weights = file.load(level=2)
+    >>> int((weights["layer"] != 0).sum())
+    1000
     """
     return File(source, verify=verify)
 
 
 class File:
-    """An open ELSA file, or the shards of one: header questions at once, tensors on request."""
+    """An open ELSA file, or the shards of one: header questions at once, tensors on request.
+
+    >>> file = open("net.safetensors")
+    >>> file
+    <elsa_format.File 'net.safetensors': levels 95%, 90%, 80%; 2 tensors>
+    >>> file.bits, file.nested_weights, file.nested["layer"], file.per_level
+    (2, 10000, (500, 1000, 2000), ())
+    >>> file.tensors["layer"].shape, file.data_size, file.file_size > file.data_size
+    ((100, 100), 40400, True)
+    >>> file.close()
+    """
 
     def __init__(self, source: Source, *, verify: bool = True) -> None:
         self.profile: Profile
@@ -91,14 +103,24 @@ class File:
         return sum(self._header.tensors[name].elements for name in self.profile.nested)
 
     def sparsity(self, level: LevelLike) -> float:
-        """The fraction of nested weights that a level zeroes."""
+        """The fraction of nested weights that a level zeroes.
+
+        >>> with open("net.safetensors") as file:
+        ...     file.sparsity(2)
+        0.9
+        """
         number = self.profile.level_number(level, self.path)
         total = self.nested_weights
         kept = total if number is None else self.levels[number - 1].nonzero
         return 1 - kept / total if total else 0.0
 
     def size(self, level: LevelLike, layout: Layout = "dense") -> int:
-        """Bytes of the file that extracting the level would give, from the header alone."""
+        """Bytes of the file that extracting the level would give, from the header alone.
+
+        >>> with open("net.safetensors") as file:
+        ...     file.size(2) > file.size(2, "csr") > file.size(2, "bitmask")
+        True
+        """
         number = self.profile.level_number(level, self.path)
         return self._sizes.size(number, layout)
 
@@ -113,7 +135,12 @@ class File:
         max_size: int | None = None,
         layout: Layout = "dense",
     ) -> LevelLike:
-        """The densest level with at least a sparsity, or with at most a size as a file."""
+        """The densest level with at least a sparsity, or with at most a size as a file.
+
+        >>> with open("net.safetensors") as file:
+        ...     file.choose(sparsity=0.85), file.choose(max_size=5000, layout="bitmask")
+        (2, 1)
+        """
         number = choose_level(
             self._header,
             self.profile,
@@ -125,7 +152,12 @@ class File:
         return "dense" if number is None else number
 
     def tensor(self, name: str, level: LevelLike = "dense") -> NDArray[Any]:
-        """One tensor of a level, without reading the others."""
+        """One tensor of a level, without reading the others.
+
+        >>> with open("net.safetensors") as file:
+        ...     int((file.tensor("layer", level=1) != 0).sum())
+        500
+        """
         number = self.profile.level_number(level, self.path)
         info = self._info(name, number)
         return self._dense(info, number, Arena(info.nbytes))
@@ -136,7 +168,13 @@ class File:
     def load(self, level: LevelLike = "dense", layout: Layout = ...) -> dict[str, Any]: ...
 
     def load(self, level: LevelLike = "dense", layout: Layout = "dense") -> dict[str, Any]:
-        """All tensors of a level; in a sparse layout, nested ones are `Bitmask` or `Csr`."""
+        """All tensors of a level; in a sparse layout, nested ones are `Bitmask` or `Csr`.
+
+        >>> with open("net.safetensors") as file:
+        ...     level = file.load(2, layout="csr")
+        >>> level["layer"].matrix_shape, level["layer"].data.size, level["bias"].shape
+        ((100, 100), 1000, (100,))
+        """
         number = self.profile.level_number(level, self.path)
         names = plain_names(self._header)
         loaded: dict[str, Any] = dict.fromkeys(names)

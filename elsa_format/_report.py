@@ -42,8 +42,8 @@ def write_report(
     The header suffices; `full` reads the data too, once and in bounded memory, for pictures of the
     nested masks and the distribution of magnitudes.
 
-    >>> write_report("net.safetensors", "report.html")  # doctest: +SKIP
-    48213
+    >>> write_report("net.safetensors", "report.html") > 10_000
+    True
     """
     with open_output(target, force=force, in_order=True) as output:
         with open_source(source) as opened:

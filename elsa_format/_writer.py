@@ -27,7 +27,11 @@ from elsa_format._shards import join_profiles
 
 @dataclass(frozen=True)
 class LevelSpec:
-    """What a writer is told about a level; the rest is counted."""
+    """What a writer is told about a level; the rest is counted.
+
+    >>> LevelSpec("90%", target=0.9, metrics={"accuracy": 0.98}).name
+    '90%'
+    """
 
     name: str
     target: float | None = None
@@ -291,6 +295,14 @@ def write(
     """Write arrays whose nested weights carry their counters already, as a trainer has them.
 
     `per_level` gives, for each such tensor, one array per level; `tensors` holds its dense variant.
+
+    >>> from elsa_format import embed_counters
+    >>> weights = np.array([[0.5, -2.0], [3.0, 0.1]], np.float32)
+    >>> nested = embed_counters(weights, np.array([[0, 2], [1, 0]]), bits=2)
+    >>> levels = [LevelSpec("75%"), LevelSpec("50%")]
+    >>> profile = write("tiny.safetensors", {"w": nested}, levels=levels, nested=["w"])
+    >>> [level.nonzero for level in profile.levels]
+    [1, 2]
     """
     bits = bits_for(len(levels)) if bits is None else bits
     if not 1 <= len(levels) < 1 << bits:

@@ -1,9 +1,15 @@
 """Train sparse networks nested in one dense network, and write them as an ELSA file.
 
->>> from elsa_train import Network, multi_level, parse_levels, write_file
->>> levels = parse_levels("95,90,80")
->>> result = multi_level(Network(params), levels, sparsify, densify)  # doctest: +SKIP
->>> write_file("model.safetensors", result)  # doctest: +SKIP
+>>> import jax
+>>> from elsa_train import Network, Pruner, Schedule, Scope, multi_level, parse_levels, write_file
+>>> def sparsify(network, counters, level):  # one-shot; a real one trains before and after
+...     kept = Pruner(Scope(), level, Schedule(0, 0, 1)).mask(network.params, None, counters, 0)
+...     return Network(jax.tree.map(lambda p, k: p * k, network.params, kept))
+>>> params = {"layer": {"kernel": jax.random.normal(jax.random.key(0), (100, 100))}}
+>>> result = multi_level(Network(params), parse_levels("95,90,80"), sparsify)
+>>> [level.nonzero for level in result.levels]
+[500, 1000, 2000]
+>>> write_file("model.safetensors", result)
 """
 
 from importlib import import_module

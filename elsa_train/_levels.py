@@ -14,7 +14,11 @@ MANTISSA_BITS = {"float32": 23, "bfloat16": 7, "float16": 10, "float64": 52}
 
 @dataclass(frozen=True)
 class Level:
-    """A sparsity asked for: the fraction of zeros, or N:M."""
+    """A sparsity asked for: the fraction of zeros, or N:M.
+
+    >>> Level("95%", 0.95).density, Level("2:4", 0.5, (2, 4)).density
+    (Fraction(1, 20), Fraction(1, 2))
+    """
 
     name: str
     target: float
@@ -84,7 +88,14 @@ def check_levels(
     dtype: str = "float32",
     pattern_scope: bool | None = None,
 ) -> int:
-    """Refuse a sequence that can't be nested or stored, and return tau."""
+    """Refuse a sequence that can't be nested or stored, and return tau.
+
+    >>> check_levels(parse_levels("95,90,80"))
+    2
+    >>> check_levels(parse_levels("90,95"))
+    Traceback (most recent call last):
+    elsa_train._errors.InfeasibleTraining: level 95% after 90%: sparsities must fall
+    """
     if not levels:
         raise InfeasibleTraining("no level is asked for")
     for level in levels:

@@ -46,19 +46,32 @@ def same_bits(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def counters(params: PyTree) -> PyTree:
-    """N(0): nothing is frozen yet."""
+    """N(0): nothing is frozen yet.
+
+    >>> counters({"kernel": jnp.array([0.5, -2.0])})["kernel"].tolist()
+    [0, 0]
+    """
     return jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.uint8), params)
 
 
 def learnable(n: PyTree) -> PyTree:
-    """M: 1 where a weight may still change."""
+    """M: 1 where a weight may still change.
+
+    >>> learnable({"kernel": jnp.array([0, 1, 2])})["kernel"].tolist()
+    [True, False, False]
+    """
     return jax.tree.map(lambda n: n == 0, n)
 
 
 def embed(
     weights: jax.Array, n: jax.Array | int, bits: int, rounding: Rounding = "nearest"
 ) -> jax.Array:
-    """Write counters into the low bits of the weights (spec: embedding a counter)."""
+    """Write counters into the low bits of the weights (spec: embedding a counter).
+
+    >>> stamped = embed(jnp.array([0.5, -2.0]), jnp.array([1, 3]), bits=2)
+    >>> (_words(stamped) & 3).tolist()
+    [1, 3]
+    """
     sign, inf, _ = _constants(weights.dtype)
     word = _words(weights)
     one = word.dtype.type(1)
@@ -94,6 +107,11 @@ def freeze(
 
     `dtype` is the type the weights will be stored in, if not their own: the frozen values are exact
     in it. Earlier frozen weights keep every bit.
+
+    >>> params = {"kernel": jnp.array([0.0, -2.0, 3.0])}
+    >>> params, n = freeze(params, counters(params), t=1, bits=2)
+    >>> n["kernel"].tolist()
+    [0, 1, 1]
     """
 
     def leaf(p: jax.Array, n: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -110,7 +128,12 @@ def freeze(
 def finish(
     params: PyTree, n: PyTree, *, bits: int, dtype: Any = None, rounding: Rounding = "nearest"
 ) -> PyTree:
-    """Write 0 into the low bits of the weights that no level has: they are dense only."""
+    """Write 0 into the low bits of the weights that no level has: they are dense only.
+
+    >>> done = finish({"kernel": jnp.array([0.1, -2.0])}, {"kernel": jnp.array([0, 1])}, bits=2)
+    >>> (_words(done["kernel"])[0] & 3).item()
+    0
+    """
 
     def leaf(p: jax.Array, n: jax.Array) -> jax.Array:
         stored = flush(p.astype(dtype or p.dtype), bits)
@@ -120,12 +143,22 @@ def finish(
 
 
 def sparse(params: PyTree, n: PyTree, t: int | jax.Array) -> PyTree:
-    """theta_sparse(t) = 1(0 < N <= t) * theta, bits untouched (equation 1)."""
+    """theta_sparse(t) = 1(0 < N <= t) * theta, bits untouched (equation 1).
+
+    >>> params, n = {"kernel": jnp.array([0.5, -2.0, 3.0])}, {"kernel": jnp.array([0, 2, 1])}
+    >>> sparse(params, n, t=1)["kernel"].tolist()
+    [0.0, 0.0, 3.0]
+    """
     return jax.tree.map(lambda p, n: jnp.where((n > 0) & (n <= t), p, jnp.zeros_like(p)), params, n)
 
 
 def apply_updates(params: PyTree, updates: PyTree, n: PyTree) -> PyTree:
-    """Add updates to learnable weights; frozen ones are selected, not computed."""
+    """Add updates to learnable weights; frozen ones are selected, not computed.
+
+    >>> params, n = {"kernel": jnp.array([0.5, -2.0])}, {"kernel": jnp.array([0, 1])}
+    >>> apply_updates(params, {"kernel": jnp.array([1.0, 1.0])}, n)["kernel"].tolist()
+    [1.5, -2.0]
+    """
     return jax.tree.map(
         lambda p, u, n: jnp.where(n == 0, (p + u).astype(p.dtype), p), params, updates, n
     )
@@ -140,6 +173,12 @@ def freeze_updates() -> optax.GradientTransformationExtraArgs:
 
     It stands after momentum and weight decay, both of which would move frozen weights if only the
     gradients were masked. Call `update(..., counters=N)`.
+
+    >>> optimizer = optax.chain(optax.adamw(1e-3), freeze_updates())
+    >>> params, n = {"kernel": jnp.array([0.5, -2.0])}, {"kernel": jnp.array([0, 1])}
+    >>> updates, _ = optimizer.update(params, optimizer.init(params), params, counters=n)
+    >>> (updates["kernel"] == 0).tolist()
+    [False, True]
     """
 
     def init(params: PyTree) -> FreezeState:

@@ -52,6 +52,15 @@ class Scope:
 
     global: all prunable weights together; uniform: each tensor for itself; nm: each block of M
     neighbours along `axis` for itself. `prune` and `exclude` are regular expressions on names.
+
+    >>> scope = Scope("uniform", exclude="^head/")
+    >>> scope.matches("conv/kernel"), scope.matches("conv/bias"), scope.matches("head/kernel")
+    (True, False, False)
+    >>> params = {"conv": {"kernel": jnp.ones((10, 10))}, "head": {"kernel": jnp.ones((10, 2))}}
+    >>> scope.prunable(params), scope.budgets(params, Level("90%", 0.9))
+    ({'conv': {'kernel': True}, 'head': {'kernel': False}}, (10,))
+    >>> scope.check(params, [Level("95%", 0.95), Level("90%", 0.9)])
+    2
     """
 
     kind: ScopeName = "global"
@@ -200,6 +209,12 @@ class Schedule:
 
     Polynomial: target * (1 - (1 - progress)^power), from step `start` to step `end`; one-shot is
     start = end. There is always an update at `end` itself, so the target is met for any `every`.
+
+    >>> schedule = Schedule(start=0, end=100, every=30)
+    >>> [step for step in range(200) if schedule.updates_at(step)]
+    [30, 60, 90, 100]
+    >>> schedule.progress(50)
+    0.875
     """
 
     start: int
@@ -223,7 +238,14 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Pruner:
-    """Gradual or one-shot pruning of one level: the mask rule of the bundled sparsify routines."""
+    """Gradual or one-shot pruning of one level: the mask rule of the bundled sparsify routines.
+
+    >>> pruner = Pruner(Scope(), Level("50%", 0.5), Schedule(0, 0, 1))
+    >>> params = {"kernel": jnp.array([0.5, -2.0, 0.1, 3.0])}
+    >>> frozen = {"kernel": jnp.array([0, 0, 1, 0])}  # is kept, small as it is
+    >>> pruner.mask(params, None, frozen, step=0)["kernel"].tolist()
+    [False, False, True, True]
+    """
 
     scope: Scope
     level: Level

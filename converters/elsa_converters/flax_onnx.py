@@ -56,7 +56,10 @@ def template_from_flax(
     `elsa_train` calls them: the path in the tree of parameters or statistics, joined with slashes.
     The dense network's outputs are compared with JAX's before the template is written.
 
-    >>> template_from_flax(net, images, "net.safetensors", "net.onnx")  # doctest: +SKIP
+    >>> net = nnx.Linear(100, 100, rngs=nnx.Rngs(0))
+    >>> dense = {"kernel": np.asarray(net.kernel[...]), "bias": np.asarray(net.bias[...])}
+    >>> report = elsa_format.pack(dense, "linear.safetensors", sparsities=[90])
+    >>> template_from_flax(net, np.ones((1, 100), np.float32), "linear.safetensors", "linear.onnx")
     """
     inputs = [np.asarray(x) for x in (sample if isinstance(sample, tuple) else (sample,))]
     function, shapes = _as_function(model, inputs, arguments)

@@ -1,12 +1,8 @@
 """What the package shows to its users."""
 
-import doctest
-import pkgutil
 import subprocess
 import sys
 from importlib import import_module
-
-import pytest
 
 import elsa_format
 
@@ -37,12 +33,3 @@ def test_importing_the_format_imports_nothing_heavy() -> None:
         [sys.executable, "-c", script], capture_output=True, check=True, text=True
     )
     assert done.stdout.strip() == ""
-
-
-MODULES = [m.name for m in pkgutil.iter_modules(elsa_format.__path__) if m.name != "_native"]
-
-
-@pytest.mark.parametrize("module", ["__init__", *MODULES])
-def test_doctests(module: str) -> None:
-    name = "elsa_format" if module == "__init__" else f"elsa_format.{module}"
-    assert doctest.testmod(import_module(name)).failed == 0

@@ -47,7 +47,7 @@ def export_all_levels(
     The level is the scalar int32 initializer `elsa_level`, 0 for the dense network, which a session
     replaces (`all_levels_session`); with `level_input` it is a scalar int32 input of every run.
 
-    >>> export_all_levels("net.safetensors", "net.onnx", "levels.onnx")  # doctest: +SKIP
+    >>> export_all_levels("net.safetensors", "net.onnx", "all-levels.onnx")
     """
     with open_level(source, template, "dense") as opened:
         binding = opened.binding

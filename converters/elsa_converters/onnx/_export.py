@@ -62,7 +62,8 @@ def export(
     beside the model, named after it with `.data`, if `external_data` is true or, unless it is
     false, the model would exceed 2 GB.
 
-    >>> export("net.safetensors", "net.onnx", "level2.onnx", level=2)  # doctest: +SKIP
+    >>> export("net.safetensors", "net.onnx", "level.onnx", sparsity=0.9)
+    2
     """
     choice = partial(_choose, level=level, sparsity=sparsity, max_size=max_size, sparse=sparse)
     with open_level(source, template, choice, verify=verify, progress=progress) as opened:

@@ -26,15 +26,22 @@ def session(
     Options are attributes of onnxruntime.SessionOptions by name (`intra_op_num_threads=2`) and
     arguments of InferenceSession (`providers=`, `sess_options=`, …).
 
-    >>> net = session("net.safetensors", "net.onnx", level=2)  # doctest: +SKIP
-    >>> net.run(None, {"x": x})  # doctest: +SKIP
-    >>> net.use_level(1)  # doctest: +SKIP
+    >>> net = session("net.safetensors", "net.onnx", level=2)
+    >>> (y,) = net.run(None, {"x": np.ones((5, 100), np.float32)})
+    >>> y.shape
+    (5, 100)
     """
     return LevelSession(source, template, level, ort_options)
 
 
 class LevelSession(onnxruntime.InferenceSession):  # type: ignore[misc]
-    """An InferenceSession of one level; `use_level` turns it into one of another."""
+    """An InferenceSession of one level; `use_level` turns it into one of another.
+
+    >>> net = session("net.safetensors", "net.onnx", level=2)
+    >>> net.use_level(1)
+    >>> net.level
+    1
+    """
 
     level: LevelLike
 
@@ -102,7 +109,11 @@ def all_levels_session(
 ) -> onnxruntime.InferenceSession:
     """A session of one level of a graph that `export_all_levels` wrote without `level_input`.
 
-    >>> all_levels_session("levels.onnx", level=2)  # doctest: +SKIP
+    >>> from elsa_converters.onnx import export_all_levels
+    >>> export_all_levels("net.safetensors", "net.onnx", "levels.onnx")
+    >>> net = all_levels_session("levels.onnx", level=2)
+    >>> net.run(None, {"x": np.ones((5, 100), np.float32)})[0].shape
+    (5, 100)
     """
     options, arguments = _split(ort_options)
     number = np.array(0 if level == "dense" else level, np.int32)

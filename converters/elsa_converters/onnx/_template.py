@@ -17,7 +17,12 @@ from elsa_format import AlreadyPacked
 
 
 class OnnxCheckpoint:
-    """An ONNX model as `elsa-pack` reads it."""
+    """An ONNX model as `elsa-pack` reads it.
+
+    >>> with OnnxCheckpoint("model.onnx") as checkpoint:
+    ...     [(name, info.shape, checkpoint.nestable(name)) for name, info in checkpoint.tensors.items()]
+    [('layer', (100, 100), True), ('bias', (100,), False)]
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
@@ -74,7 +79,10 @@ def write_template(
     *,
     force: bool = False,
 ) -> None:
-    """Write a graph whose initializers are the dense network's tensors, in the ELSA file."""
+    """Write a graph whose initializers are the dense network's tensors, in the ELSA file.
+
+    >>> write_template(read_model("model.onnx"), "template.onnx", "net.safetensors")
+    """
     with open_source(elsa_path) as opened:
         header, profile = read_profile(opened)
         where = places(opened, header, elsa_path, template_path)
