@@ -15,6 +15,10 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(CORES, thread_name_prefix="elsa")
 
 
+if hasattr(os, "register_at_fork"):  # a fork has none of its parent's threads
+    os.register_at_fork(after_in_child=_pool.cache_clear)
+
+
 def start(function: Callable[..., object], *arguments: Any) -> "Future[object]":
     """Call the function in a thread, while the caller goes on."""
     return _pool().submit(function, *arguments)
