@@ -1,6 +1,5 @@
 """What the converters use of elsa_format beyond its public names, in one place."""
 
-from elsa_format import _kernels as kernels
 from elsa_format._blocks import (
     BlockReader,
     OpenSource,
@@ -15,7 +14,8 @@ from elsa_format._choose import choose_level
 from elsa_format._dtypes import DTYPES, Dtype, of_array
 from elsa_format._header import Header, TensorInfo, read_header
 from elsa_format._json import dump
-from elsa_format._memory import BLOCK
+from elsa_format._layouts import mask_of
+from elsa_format._memory import BLOCK, Arena
 from elsa_format._output import Output, Target, open_output
 from elsa_format._plan import Step, plain_names, plan
 from elsa_format._profile import LevelLike, Profile, variant_name
@@ -24,6 +24,7 @@ from elsa_format._storage import is_url
 __all__ = [
     "BLOCK",
     "DTYPES",
+    "Arena",
     "BlockReader",
     "Dtype",
     "Header",
@@ -41,7 +42,7 @@ __all__ = [
     "dump",
     "ignore",
     "is_url",
-    "kernels",
+    "mask_of",
     "of_array",
     "open_output",
     "open_source",

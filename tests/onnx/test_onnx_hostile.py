@@ -12,9 +12,11 @@ import pytest
 from click.testing import CliRunner
 from elsa_converters._cli import export
 from elsa_converters.onnx import InvalidExternalData, InvalidOnnx, OnnxCheckpoint, UnsupportedOnnx
+from elsa_converters.onnx import export as onnx_export
 from onnx import TensorProto, helper
 
-from elsa_format import FormatError, UnsafePath
+import elsa_format
+from elsa_format import CountMismatch, FormatError, UnsafePath
 
 
 def external(proto: onnx.ModelProto, path: Path, **entries: Any) -> Path:
@@ -206,3 +208,19 @@ def test_contradicting_options_are_a_usage_error(tmp_path: Path, arguments: list
     result = run(elsa, "--onnx", template, "-o", tmp_path / "out.onnx", *arguments)
     assert result.exit_code == 2
     assert not (tmp_path / "out.onnx").exists()
+
+
+@pytest.mark.parametrize("options", [{}, {"fold": True}, {"sparse": True}])
+def test_changed_counters_are_noticed_without_checksums(tmp_path: Path, options: Any) -> None:
+    elsa, template = m.packed(m.save(m.mlp(), tmp_path / "m.onnx"), tmp_path)
+    with elsa_format.open(elsa) as file:
+        name = min(file.nested)
+        info, start = file.tensors[name], file.file_size - file.data_size
+    damaged = bytearray(elsa.read_bytes())
+    words = np.frombuffer(damaged, np.uint32, info.elements, start + info.start)
+    words &= ~np.uint32(3)
+    elsa.write_bytes(damaged)
+    out = tmp_path / "out.onnx"
+    with pytest.raises(CountMismatch, match=name):
+        onnx_export(elsa, template, out, level=1, verify=False, **options)
+    assert not out.exists()

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from elsa_converters._errors import TemplateMismatch
 from elsa_converters._format import (
     BLOCK,
+    Arena,
     BlockReader,
     LevelLike,
     Progress,
@@ -19,7 +20,7 @@ from elsa_converters._format import (
     Step,
     as_array,
     ignore,
-    kernels,
+    mask_of,
     open_source,
     plain_names,
     plan,
@@ -58,15 +59,17 @@ class LevelPass:
         rows = []
         for step in self.steps():
             check = self._check(step)
+            used = step.name is not None and step.name in self.binding.names
+            level = self.level if used else None
+            level_mask = mask_of(self.binding.profile, step.info, level, self.reader.source.name)
             for block in self.reader.blocks(step.info):
-                if step.name is None or step.name not in self.binding.names:
+                if step.name is None or not used:
                     continue
                 if check is not None:
                     check.update(block)
-                if step.nested and self.level is not None:
-                    words = block.view(step.info.dtype.words)
-                    kernels.mask(words, words, self.binding.profile.bits, self.level)
+                level_mask.apply(block)
                 yield step.name, block
+            level_mask.finish()
             row = check.row() if check is not None else None
             if row is not None:
                 rows.append(row)
@@ -81,11 +84,12 @@ class LevelPass:
         """The whole level in memory, and what only the template has."""
         infos = {name: self.binding.info(name) for name in self.names()}
         infos |= {name: weight.info for name, weight in self.binding.rest.items()}
+        arena = Arena(sum(info.nbytes for info in infos.values()))
         flat: dict[str, Block] = {}
         positions = dict.fromkeys(infos, 0)
         for name, block in self.blocks():
             if name not in flat:  # not all at once: a stream may declare what it does not have
-                flat[name] = np.empty(infos[name].nbytes, np.uint8)
+                flat[name] = arena.empty(infos[name].nbytes)
             start = positions[name]
             positions[name] = start + block.size
             flat[name][start : positions[name]] = block
