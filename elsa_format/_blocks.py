@@ -23,7 +23,7 @@ from elsa_format._errors import (
 from elsa_format._header import Header, Readable, TensorInfo, check_size, read_header
 from elsa_format._index import is_index
 from elsa_format._jobs import Meter
-from elsa_format._memory import BLOCK, aligned
+from elsa_format._memory import BLOCK, aligned, give_block, take_block
 from elsa_format._profile import Profile
 from elsa_format._shards import Shard, Shards, open_elsa_shards
 from elsa_format._storage import InputFile, Source, is_url, open_storage, stream_name
@@ -132,7 +132,7 @@ class BlockReader:
         self._readinto: Callable[[Any], int | None] = getattr(
             source.stream, "readinto", self._read_and_copy
         )
-        self._buffer = aligned(BLOCK)
+        self._buffer = take_block()
 
     def blocks(self, info: TensorInfo) -> Iterator[NDArray[np.uint8]]:
         """The tensor's bytes; each block is overwritten by the next.
@@ -143,7 +143,7 @@ class BlockReader:
         checksum = Checksum(self.profile, info.name, self.source.name)
         left = info.nbytes
         while left:
-            block = self._buffer[: min(left, self._buffer.size)]
+            block = self._buffer[: min(left, BLOCK)]
             self._fill(block, info, left)
             checksum.update(block.data)
             left -= block.size
@@ -170,6 +170,7 @@ class BlockReader:
         if self.source.size is None and self.source.stream.read(1):
             raise TrailingData(f"{self.source.name}: bytes follow the last tensor")
         self.source.check_unchanged()
+        give_block(self._buffer)
 
     def _fill(self, block: NDArray[np.uint8], info: TensorInfo, left: int) -> None:
         view = block.data

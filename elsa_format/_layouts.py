@@ -5,7 +5,7 @@ level file. The sparse classes are what `load(level, layout=...)` returns.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, Protocol, get_args
 
@@ -71,8 +71,8 @@ def index_dtype(kept: int, cols: int) -> Dtype:
 class Encoder(Protocol):
     """Encodes one nested tensor block by block."""
 
-    def encode(self, words: NDArray[Any]) -> Iterator[Piece]: ...
-    def finish(self) -> Iterator[Piece]: ...
+    def encode(self, words: NDArray[Any]) -> list[Piece]: ...
+    def finish(self) -> list[Piece]: ...
 
 
 class _Kept:
@@ -186,9 +186,9 @@ class _SparseEncoder:
         self.kept.add(int(_kernels.count(words, self.bits)[1 : self.level + 1].sum()))
         raise AssertionError("room for fewer weights than expected")
 
-    def finish(self) -> Iterator[Piece]:
+    def finish(self) -> list[Piece]:
         self.kept.finish()
-        return iter(())
+        return []
 
 
 class DenseEncoder:
@@ -197,19 +197,19 @@ class DenseEncoder:
     def __init__(self, info: TensorInfo, bits: int, level: int, expected: int, where: str) -> None:
         self.name, self._mask = info.name, LevelMask(info, bits, level, expected, where)
 
-    def encode(self, words: NDArray[Any]) -> Iterator[Piece]:
+    def encode(self, words: NDArray[Any]) -> list[Piece]:
         self._mask.mask(words)
-        yield self.name, words
+        return [(self.name, words)]
 
-    def finish(self) -> Iterator[Piece]:
+    def finish(self) -> list[Piece]:
         self._mask.finish()
-        return iter(())
+        return []
 
 
 class BitmaskEncoder(_SparseEncoder):
     """One bit per weight, then the kept values."""
 
-    def encode(self, words: NDArray[Any]) -> Iterator[Piece]:
+    def encode(self, words: NDArray[Any]) -> list[Piece]:
         bitmask = self.room("bitmask", self.position // 8, -(-words.size // 8), np.uint8)
         values = self.room("values", self.kept.kept, words.size, words.dtype)
         try:
@@ -217,8 +217,10 @@ class BitmaskEncoder(_SparseEncoder):
         except ValueError:
             self.refuse(words)
         self.took(words, kept)
-        yield part_name("bitmask", self.name), bitmask
-        yield part_name("values", self.name), values[:kept]
+        return [
+            (part_name("bitmask", self.name), bitmask),
+            (part_name("values", self.name), values[:kept]),
+        ]
 
 
 class CsrEncoder(_SparseEncoder):
@@ -241,10 +243,8 @@ class CsrEncoder(_SparseEncoder):
                 f"store more than {MAX_EMPTY_ROWS} row ends for nothing, use bitmask"
             )
         self.index = index_dtype(expected, self.cols).numpy
-        self.started = False
 
-    def encode(self, words: NDArray[Any]) -> Iterator[Piece]:
-        yield from self._start()
+    def encode(self, words: NDArray[Any]) -> list[Piece]:
         row, column = divmod(self.position, self.cols)
         ended, rest = divmod(column + words.size, self.cols)
         before = self.kept.kept
@@ -258,26 +258,23 @@ class CsrEncoder(_SparseEncoder):
             )
         except ValueError:
             self.refuse(words)
+        start = 1
+        if self.position == 0:
+            start = indptr[0] = 0
         self.took(words, kept)
-        yield part_name("indptr", self.name), indptr[1 : ended + 1]
-        yield part_name("indices", self.name), indices[:kept]
-        yield part_name("values", self.name), values[:kept]
+        return [
+            (part_name("indptr", self.name), indptr[start : ended + 1]),
+            (part_name("indices", self.name), indices[:kept]),
+            (part_name("values", self.name), values[:kept]),
+        ]
 
-    def finish(self) -> Iterator[Piece]:
-        yield from self._start()
-        if not self.cols and self.rows:
-            yield self._zeros(1, self.rows)
-        yield from super().finish()
-
-    def _start(self) -> Iterator[Piece]:
-        if not self.started:
-            self.started = True
-            yield self._zeros(0, 1)
-
-    def _zeros(self, start: int, size: int) -> Piece:
-        ends = self.room("indptr", start, size, self.index)
+    def finish(self) -> list[Piece]:
+        super().finish()
+        if self.position:
+            return []
+        ends = self.room("indptr", 0, self.rows + 1, self.index)
         ends[:] = 0
-        return part_name("indptr", self.name), ends
+        return [(part_name("indptr", self.name), ends)]
 
 
 def encoder(

@@ -229,11 +229,9 @@ class File:
             filled[part.name] = arena.empty(part.nbytes).view(part.dtype.numpy)
         memory = take_block()
         for block in self._blocks(info, memory[: info.nbytes], along):
-            for _ in encode.encode(block.view(info.dtype.words)):
-                pass
+            encode.encode(block.view(info.dtype.words))
         give_block(memory)
-        for _ in encode.finish():
-            pass
+        encode.finish()
         if layout == "bitmask":
             bitmask, values = filled.values()
             return Bitmask(bitmask, values, info.shape)
