@@ -90,7 +90,7 @@ class Profile:
     >>> profile.level_number(2), profile.level_number("dense")
     (2, None)
     >>> profile.stored_name("norm/mean", 2)
-    '__elsa__.level.2.norm/mean'
+    '__elsa__.2.norm/mean'
     """
 
     bits: int

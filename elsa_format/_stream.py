@@ -19,8 +19,8 @@ def stream(
 
     >>> for name, array in stream("net.safetensors", level=2):
     ...     print(name, array.shape)
-    bias (100,)
     layer (100, 100)
+    bias (100,)
     """
     with open_source(source) as opened:
         header, profile = read_profile(opened)

@@ -5,8 +5,11 @@
 >>> def sparsify(network, counters, level):  # one-shot; a real one trains before and after
 ...     kept = Pruner(Scope(), level, Schedule(0, 0, 1)).mask(network.params, None, counters, 0)
 ...     return Network(jax.tree.map(lambda p, k: p * k, network.params, kept))
+>>> def densify(network, counters, level):  # a real one trains what is not frozen
+...     again = lambda n, old, new: jax.numpy.where(n == 0, old, new)
+...     return Network(jax.tree.map(again, counters, params, network.params))
 >>> params = {"layer": {"kernel": jax.random.normal(jax.random.key(0), (100, 100))}}
->>> result = multi_level(Network(params), parse_levels("95,90,80"), sparsify)
+>>> result = multi_level(Network(params), parse_levels("95,90,80"), sparsify, densify)
 >>> [level.nonzero for level in result.levels]
 [500, 1000, 2000]
 >>> write_file("model.safetensors", result)

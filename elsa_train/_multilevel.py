@@ -135,11 +135,10 @@ def multi_level(
     Memory does not grow with the number of levels but for their statistics. `progress` resumes
     from what `on_progress` was given after a routine.
 
-    >>> def sparsify(network, counters, level):  # keeps as many as asked for, frozen ones first
-    ...     order = (counters["kernel"] == 0).argsort(stable=True)
-    ...     keep = order[: int(level.density * order.size)]
-    ...     zeros = np.zeros_like(network.params["kernel"])
-    ...     return Network({"kernel": jax.numpy.asarray(zeros).at[keep].set(1.5)})
+    >>> def sparsify(network, counters, level):  # a real one trains; frozen weights stay
+    ...     kernel, n = network.params["kernel"], counters["kernel"]
+    ...     keep = jax.numpy.arange(kernel.size) < float(kernel.size * level.density)
+    ...     return Network({"kernel": jax.numpy.where(n > 0, kernel, 1.5 * keep)})
     >>> network = Network({"kernel": jax.numpy.full(10, 1.5)})
     >>> result = multi_level(network, [Level("90%", 0.9), Level("50%", 0.5)], sparsify)
     >>> result.counters["kernel"].tolist(), result.bits

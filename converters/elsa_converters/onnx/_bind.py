@@ -96,7 +96,8 @@ def _compare(model: Model, header: Header, profile: Profile) -> None:
 def describe(info: TensorInfo) -> str:
     """dtype and shape, as the table shows them.
 
-    >>>     >>> describe(TensorInfo("w", DTYPES["F32"], (3, 4)))
+    >>> from elsa_format._dtypes import DTYPES
+    >>> describe(TensorInfo("w", DTYPES["F32"], (3, 4)))
     'F32 [3, 4]'
     """
     return f"{info.dtype.name} {list(info.shape)}"

@@ -20,8 +20,8 @@ class OnnxCheckpoint:
     """An ONNX model as `elsa-pack` reads it.
 
     >>> with OnnxCheckpoint("model.onnx") as checkpoint:
-    ...     [(name, info.shape, checkpoint.nestable(name)) for name, info in checkpoint.tensors.items()]
-    [('layer', (100, 100), True), ('bias', (100,), False)]
+    ...     {name: checkpoint.nestable(name) for name in checkpoint.tensors}
+    {'layer': True, 'bias': False}
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
