@@ -70,15 +70,19 @@ class _NestedHash:
         """Take the next weights."""
         self.wait()
         if words.size <= INLINE or CORES == 1:
-            for level in self.levels:
-                level.update(words, bits)
+            self._hash(words, bits, self.levels)
             return
         if self._copy.size < words.nbytes:
             self._copy = take_block() if words.nbytes <= BLOCK else aligned(words.nbytes)
         copy = self._copy[: words.nbytes].view(words.dtype)
         copy[:] = words
-        # The densest level takes longest, so it starts first.
-        self._running = [start(level.update, copy, bits) for level in reversed(self.levels)]
+        # A task for each core; dealt out from the densest level, which takes longest.
+        hands = [self.levels[::-1][i::CORES] for i in range(CORES)]
+        self._running = [start(self._hash, copy, bits, hand) for hand in hands if hand]
+
+    def _hash(self, words: NDArray[Any], bits: int, levels: list[_LevelHash]) -> None:
+        for level in levels:
+            level.update(words, bits)
 
     def wait(self) -> None:
         """Return when all that was taken is hashed."""
