@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small files, few repeats")
     parser.add_argument("--size", type=int, help="MiB of most files (256; quick: 16)")
     parser.add_argument("--largest", type=int, help="MiB of the largest file (4096; quick: 64)")
-    parser.add_argument("--seconds", type=float, help="time for each row (4; quick: 0.3)")
+    parser.add_argument("--seconds", type=float, help="time for each row (8; quick: 0.3)")
     parser.add_argument("--only", action="append", default=[], metavar="GLOB", help="e.g. 'load.*'")
     parser.add_argument("--scratch", type=Path, help="directory on a disk (the current one)")
     parser.add_argument(
@@ -61,7 +61,7 @@ def main() -> None:
             (options.size or (16 if quick else 256)) * MIB,
             (options.largest or (64 if quick else 4096)) * MIB,
         )
-        lines += run(options.only, files, options.seconds or (0.3 if quick else 4))
+        lines += run(options.only, files, options.seconds or (0.3 if quick else 8))
     if not options.only:
         for script, (title, small) in SCRIPTS.items():
             lines += run_script(script, title, small if quick else [])
