@@ -134,8 +134,10 @@ class BlockReader:
         )
         self._buffer = take_block()
 
-    def blocks(self, info: TensorInfo) -> Iterator[NDArray[np.uint8]]:
-        """The tensor's bytes; each block is overwritten by the next.
+    def blocks(
+        self, info: TensorInfo, into: NDArray[np.uint8] | None = None
+    ) -> Iterator[NDArray[np.uint8]]:
+        """The tensor's bytes: parts of `into`, or else each block is overwritten by the next.
 
         Tensors must be asked for in the order they are stored. Blocks hold whole elements, and all
         but the last a multiple of 8 of them, so that a block starts on a byte of a bitmask.
@@ -143,7 +145,8 @@ class BlockReader:
         checksum = Checksum(self.profile, info.name, self.source.name)
         left = info.nbytes
         while left:
-            block = self._buffer[: min(left, BLOCK)]
+            start = 0 if into is None else info.nbytes - left
+            block = (self._buffer if into is None else into)[start : start + min(left, BLOCK)]
             self._fill(block, info, left)
             checksum.update(block.data)
             left -= block.size
@@ -161,9 +164,13 @@ class BlockReader:
             return aligned(info.nbytes)
         except MemoryError:
             # A stream that does not hold what it declares is Truncated, however much that is.
-            for _ in self.blocks(info):
-                pass
+            self.skip(info)
             raise
+
+    def skip(self, info: TensorInfo) -> None:
+        """Read a tensor for its checksum alone, and because a pipe cannot skip."""
+        for _ in self.blocks(info):
+            pass
 
     def finish(self) -> None:
         """Check that nothing follows the last tensor, and that the input is what it was."""

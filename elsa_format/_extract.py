@@ -207,8 +207,7 @@ class _Job:
         """What one stored tensor contributes to the level file."""
         blocks = reader.blocks(step.info)
         if step.name is None:
-            for _ in blocks:
-                pass
+            reader.skip(step.info)
         elif self.level is None or not step.nested:
             for block in blocks:
                 yield step.name, block

@@ -156,10 +156,9 @@ def _load_file(source: Source) -> tuple[dict[str, NDArray[Any]], LevelFile | Non
         reader = BlockReader(opened, header, None)
         stored = {}
         for info in header.tensors.values():
-            flat, position = reader.room(info), 0
-            for block in reader.blocks(info):
-                flat[position : position + block.size] = block
-                position += block.size
+            flat = reader.room(info)
+            for _ in reader.blocks(info, flat):
+                pass
             stored[info.name] = as_array(flat, info, opened.name)
         reader.finish()
     if described is None:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from elsa_format._blocks import BlockReader, Source, as_array, open_source, read_profile
@@ -27,16 +26,13 @@ def stream(
         number = profile.level_number(level, opened.name)
         reader = BlockReader(opened, header, profile if verify else None)
         for step in plan(header, profile, number):
-            flat = reader.room(step.info) if step.name is not None else np.empty(0, np.uint8)
+            if step.name is None:
+                reader.skip(step.info)
+                continue
+            flat = reader.room(step.info)
             level_mask = mask_of(profile, step.info, number, opened.name)
-            position = 0
-            for block in reader.blocks(step.info):
-                if step.name is None:
-                    continue
+            for block in reader.blocks(step.info, flat):
                 level_mask.apply(block)
-                flat[position : position + block.size] = block
-                position += block.size
-            if step.name is not None:
-                level_mask.finish()
-                yield step.name, as_array(flat, step.info, opened.name)
+            level_mask.finish()
+            yield step.name, as_array(flat, step.info, opened.name)
         reader.finish()

@@ -18,6 +18,7 @@ from elsa_converters._format import (
     Progress,
     Source,
     Step,
+    TensorInfo,
     as_array,
     ignore,
     mask_of,
@@ -56,15 +57,22 @@ class LevelPass:
 
     def blocks(self) -> Iterator[tuple[str, Block]]:
         """(tensor, bytes of the level), then what only the template has; blocks are reused."""
+        yield from self._of_file(lambda name: None)
+        for name, weight in self.binding.rest.items():
+            for block in weight.blocks(BLOCK):
+                yield name, block
+
+    def _of_file(self, room: Callable[[str], Block | None]) -> Iterator[tuple[str, Block]]:
+        """The level's bytes: parts of the room for a tensor, or else blocks are reused."""
         rows = []
         for step in self.steps():
-            check = self._check(step)
-            used = step.name is not None and step.name in self.binding.names
-            level = self.level if used else None
-            level_mask = mask_of(self.binding.profile, step.info, level, self.reader.source.name)
-            for block in self.reader.blocks(step.info):
-                if step.name is None or not used:
-                    continue
+            if step.name is None or step.name not in self.binding.names:
+                self.reader.skip(step.info)
+                continue
+            check = self._check(step.name, step.info)
+            where = self.reader.source.name
+            level_mask = mask_of(self.binding.profile, step.info, self.level, where)
+            for block in self.reader.blocks(step.info, room(step.name)):
                 if check is not None:
                     check.update(block)
                 level_mask.apply(block)
@@ -76,9 +84,6 @@ class LevelPass:
         self.reader.finish()
         if rows:
             raise TemplateMismatch(str(self.binding.model.path), rows)
-        for name, weight in self.binding.rest.items():
-            for block in weight.blocks(BLOCK):
-                yield name, block
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The whole level in memory, and what only the template has."""
@@ -86,23 +91,27 @@ class LevelPass:
         infos |= {name: weight.info for name, weight in self.binding.rest.items()}
         arena = Arena(sum(info.nbytes for info in infos.values()))
         flat: dict[str, Block] = {}
-        positions = dict.fromkeys(infos, 0)
-        for name, block in self.blocks():
-            if name not in flat:  # not all at once: a stream may declare what it does not have
-                flat[name] = arena.empty(infos[name].nbytes)
-            start = positions[name]
-            positions[name] = start + block.size
-            flat[name][start : positions[name]] = block
-        where = self.reader.source.name
-        return {name: as_array(flat.get(name, _EMPTY), info, where) for name, info in infos.items()}
 
-    def _check(self, step: Step) -> ValueCheck | None:
+        def room(name: str) -> Block:
+            # Not all at once: a stream may declare what it does not have.
+            flat[name] = arena.empty(infos[name].nbytes)
+            return flat[name]
+
+        for _ in self._of_file(room):
+            pass
+        for name, weight in self.binding.rest.items():
+            copies = [block.copy() for block in weight.blocks(BLOCK)]
+            flat[name] = np.concatenate([_EMPTY, *copies])
+        where = self.reader.source.name
+        return {name: as_array(flat[name], info, where) for name, info in infos.items()}
+
+    def _check(self, name: str, info: TensorInfo) -> ValueCheck | None:
         # Per-level tensors are replaced whatever the template has: its values are some level's.
-        name, profile = step.name, self.binding.profile
-        if name is None or name not in self.binding.names or name in profile.per_level:
+        profile = self.binding.profile
+        if name in profile.per_level:
             return None
         bits = profile.bits if name in profile.nested else None
-        return ValueCheck(self.binding.model.weights[name], step.info, bits, BLOCK)
+        return ValueCheck(self.binding.model.weights[name], info, bits, BLOCK)
 
 
 @contextlib.contextmanager
