@@ -21,9 +21,11 @@
 
 /* For loops of a few instructions, which would else mostly count. */
 #if defined(__clang__)
-#define UNROLLED _Pragma("clang loop unroll_count(4)")
+#define UNROLLED _Pragma("clang loop unroll_count(8)")
+#elif defined(__GNUC__)
+#define UNROLLED _Pragma("GCC unroll 8")
 #else
-#define UNROLLED _Pragma("GCC unroll 4")
+#define UNROLLED
 #endif
 
 enum {
