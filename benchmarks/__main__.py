@@ -84,8 +84,11 @@ def run(patterns: list[str], files: Files, seconds: float) -> list[str]:
         for row in mine:
             start = time.perf_counter()
             try:
-                table.append(format_row(measure(row, files, seconds)))
+                result = measure(row, files, seconds)
+                table.append(format_row(result))
                 print(table[-1], flush=True)
+                if result.reached is False and row.why:
+                    notes.append(f"Not reached, {row.what}: {row.why}.")
             except Unavailable as reason:
                 notes.append(f"Not measured: {row.what} against {row.peer}: {reason}.")
                 print(notes[-1], file=sys.stderr)

@@ -79,6 +79,8 @@ class Row:
     peer: str
     target: str
     prepare: Callable[[Files], Race | Peak]
+    why: str
+    """The reason, should the target not be reached."""
 
 
 @dataclass(frozen=True)
@@ -106,13 +108,13 @@ ROWS: list[Row] = []
 
 
 def row(
-    what: str, peer: str, target: str = ""
+    what: str, peer: str, target: str = "", why: str = ""
 ) -> Callable[[Callable[[Files], Race | Peak]], Callable[[Files], Race | Peak]]:
     """Register a row; the target reads "≤ 1.5 ×" or "≥ 5 × faster"."""
 
     def register(prepare: Callable[[Files], Race | Peak]) -> Callable[[Files], Race | Peak]:
         area = prepare.__module__.rpartition(".")[2]
-        ROWS.append(Row(f"{area}.{prepare.__name__}", what, peer, target, prepare))
+        ROWS.append(Row(f"{area}.{prepare.__name__}", what, peer, target, prepare, why))
         return prepare
 
     return register
