@@ -79,7 +79,7 @@ class Row:
     peer: str
     target: str
     prepare: Callable[[Files], Race | Peak]
-    why: str
+    why: str = ""
     """The reason, should the target not be reached."""
 
 
