@@ -178,6 +178,7 @@ class BlockReader:
             raise TrailingData(f"{self.source.name}: bytes follow the last tensor")
         self.source.check_unchanged()
         give_block(self._buffer)
+        del self._buffer  # it is another's now
 
     def _fill(self, block: NDArray[np.uint8], info: TensorInfo, left: int) -> None:
         view = block.data
