@@ -168,9 +168,13 @@ def _train(
         return
     text = _report.table(found)
     (folder / "table.md").write_text(text, "utf-8")
-    if plot != "none":
-        _report.plot(found, folder / f"accuracy.{plot}", f"{Path(name).stem}, {recipe.scope}")
     click.echo(text, nl=False)
+    if plot != "none":
+        try:
+            _report.plot(found, folder / f"accuracy.{plot}", f"{Path(name).stem}, {recipe.scope}")
+        except ModuleNotFoundError as error:
+            missing = f"no plot: {error.name} is not installed; pip install 'elsa-format[plot]'"
+            click.echo(missing, err=True)
     for number in range(seed, seed + seeds):
         click.echo(f"wrote {folder / f'seed-{number}' / 'model.safetensors'}", err=True)
 

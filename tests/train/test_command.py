@@ -139,6 +139,15 @@ def test_a_finished_run_is_not_trained_again(two_seeds):
     assert (folder / "seed-0" / "model.safetensors").stat().st_mtime_ns == before
 
 
+def test_without_matplotlib_only_the_plot_is_missing(two_seeds, monkeypatch):
+    folder, words, _ = two_seeds
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    again = CliRunner().invoke(main, words)
+    assert again.exit_code == 0, again.output
+    assert (folder / "table.md").read_text() in again.output
+    assert "no plot: matplotlib is not installed; pip install 'elsa-format[plot]'" in again.output
+
+
 def test_recalibrate_replaces_one_levels_statistics_only(two_seeds, train_tiny, tmp_path):
     run, _, _ = train_tiny("global", "float32")
     source, out = run.output.model, tmp_path / "out.safetensors"
