@@ -9,6 +9,9 @@ import click
 from elsa_format import ElsaError
 from elsa_train._recipe import CHOICES, FIELDS, read_recipe, recipe_names
 
+NEEDED = ("jax", "flax", "optax", "orbax", "sklearn", "PIL")
+"""What the extra `train` brings."""
+
 
 class _Recipes(click.Group):
     """A group in which every recipe, bundled or a .toml file, is a command."""
@@ -30,6 +33,13 @@ class _Recipes(click.Group):
             ctx.exit(error.exit_code)
         except OSError as error:
             click.echo(f"error: {error}", err=True)
+            ctx.exit(1)
+        except ModuleNotFoundError as error:
+            package = str(error.name).partition(".")[0]
+            if package not in NEEDED:
+                raise
+            text = f"error: training needs {package}; pip install 'elsa-format[train]'"
+            click.echo(text, err=True)
             ctx.exit(1)
 
 

@@ -148,6 +148,13 @@ def test_without_matplotlib_only_the_plot_is_missing(two_seeds, monkeypatch):
     assert "no plot: matplotlib is not installed; pip install 'elsa-format[plot]'" in again.output
 
 
+def test_without_jax_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "jax", None)
+    found = CliRunner().invoke(main, ["digits"])
+    assert found.exit_code == 1
+    assert found.output == "error: training needs jax; pip install 'elsa-format[train]'\n"
+
+
 def test_recalibrate_replaces_one_levels_statistics_only(two_seeds, train_tiny, tmp_path):
     run, _, _ = train_tiny("global", "float32")
     source, out = run.output.model, tmp_path / "out.safetensors"
