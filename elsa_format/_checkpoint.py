@@ -29,7 +29,7 @@ from elsa_format._index import is_index
 from elsa_format._json import MAX_OFFSET
 from elsa_format._level_file import KEY as LEVEL_KEY
 from elsa_format._level_file import parse as parse_level_file
-from elsa_format._memory import BLOCK, aligned, give_block, take_block
+from elsa_format._memory import give_block, take_block
 from elsa_format._profile import KEY, RESERVED
 from elsa_format._shards import open_plain, open_shards
 from elsa_format._storage import Storage, fill, is_url
@@ -154,14 +154,13 @@ class SafetensorsCheckpoint(_Base):
         """Read along the file into one buffer."""
         info = self.tensors[name]
         start = self._header.data_start + info.start
-        buffer = take_block() if size <= BLOCK else aligned(min(size, info.nbytes))
+        buffer = take_block(min(size, info.nbytes))
         with contextlib.closing(self._storage.reader(start, start + info.nbytes)) as reader:
             for position in range(0, info.nbytes, size):
                 block = buffer[: min(size, info.nbytes - position)]
                 fill(reader, block.data, self.path)
                 yield block
-        if size <= BLOCK:
-            give_block(buffer)
+        give_block(buffer)
 
     def check_unchanged(self) -> None:
         """Raise InputChanged if a file was modified since it was opened."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from elsa_format import _kernels
 from elsa_format._dtypes import of_array
 from elsa_format._header import TensorInfo
-from elsa_format._memory import BLOCK, aligned, give_block, take_block
+from elsa_format._memory import give_block, take_block
 from elsa_format._parallel import CORES, start
 
 INLINE = 1 << 15
@@ -73,7 +73,7 @@ class _NestedHash:
             self._hash(words, bits, self.levels)
             return
         if self._copy.size < words.nbytes:
-            self._copy = take_block() if words.nbytes <= BLOCK else aligned(words.nbytes)
+            self._copy = take_block(words.nbytes)
         copy = self._copy[: words.nbytes].view(words.dtype)
         copy[:] = words
         # A task for each core; dealt out from the densest level, which takes longest.

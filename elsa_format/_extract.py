@@ -205,10 +205,11 @@ class _Job:
 
     def _pieces(self, reader: BlockReader, step: Step) -> Iterator[Piece]:
         """What one stored tensor contributes to the level file."""
-        blocks = reader.blocks(step.info)
         if step.name is None:
             reader.skip(step.info)
-        elif self.level is None or not step.nested:
+            return
+        blocks = reader.blocks(step.info)
+        if self.level is None or not step.nested:
             for block in blocks:
                 yield step.name, block
         else:

@@ -35,11 +35,14 @@ def aligned(nbytes: int) -> NDArray[np.uint8]:
 _FREE: list[NDArray[np.uint8]] = []
 
 
-def take_block() -> NDArray[np.uint8]:
+def take_block(nbytes: int = BLOCK) -> NDArray[np.uint8]:
     """A block's memory, used before if possible: reading into new memory takes half as long again.
 
-    Whoever is done with it gives it back with `give_block`; if that is forgotten, it is freed.
+    More than a block is always new memory. Whoever is done gives it back with `give_block`; if that
+    is forgotten, it is freed.
     """
+    if nbytes > BLOCK:
+        return aligned(nbytes)
     try:
         return _FREE.pop()
     except IndexError:

@@ -38,7 +38,7 @@ from elsa_format._errors import (
 from elsa_format._header import TensorInfo
 from elsa_format._index import is_index
 from elsa_format._jobs import Meter
-from elsa_format._memory import BLOCK, aligned, give_block, take_block
+from elsa_format._memory import BLOCK, give_block, take_block
 from elsa_format._output import Target
 from elsa_format._profile import Profile, bits_for, variant_name
 from elsa_format._shard_output import group_tensors
@@ -310,7 +310,7 @@ class _Job:
         result = take_block()
         for words, counters in self.way.blocks(info):
             if result.size < words.nbytes:
-                result = aligned(words.nbytes)
+                result = take_block(words.nbytes)
             part = result[: words.nbytes].view(info.dtype.words)
             embed_words(
                 words,
