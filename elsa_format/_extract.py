@@ -27,7 +27,7 @@ from elsa_format._index import index_bytes, is_index
 from elsa_format._jobs import Meter
 from elsa_format._json import parse_document
 from elsa_format._kernels import mask
-from elsa_format._layouts import Layout, Piece, encoder, parts
+from elsa_format._layouts import Layout, Piece, encoder, nested_at, parts
 from elsa_format._output import Output, Target
 from elsa_format._plan import Step, level_header, plain_names, plan
 from elsa_format._profile import LevelLike, Profile, variant_name
@@ -213,8 +213,8 @@ class _Job:
             for block in blocks:
                 yield step.name, block
         else:
-            expected, where = self.profile.nested[step.name][self.level - 1], reader.source.name
-            encode = encoder(self.layout, step.info, self.profile.bits, self.level, expected, where)
+            tensor = nested_at(self.profile, step.info, self.level, reader.source.name)
+            encode = encoder(self.layout, tensor)
             for block in blocks:
                 yield from encode.encode(block.view(step.info.dtype.words))
             yield from encode.finish()

@@ -75,11 +75,28 @@ class Encoder(Protocol):
     def finish(self) -> list[Piece]: ...
 
 
+@dataclass(frozen=True)
+class Nested:
+    """One nested tensor at one level, as the profile has it."""
+
+    info: TensorInfo
+    bits: int
+    level: int
+    expected: int
+    """How many weights the level keeps."""
+    where: str
+
+
+def nested_at(profile: Profile, info: TensorInfo, level: int, where: str) -> Nested:
+    """A nested tensor at a level."""
+    return Nested(info, profile.bits, level, profile.nested[info.name][level - 1], where)
+
+
 class _Kept:
     """The comparison of kept weights with the profile's count."""
 
-    def __init__(self, name: str, level: int, expected: int, where: str) -> None:
-        self.name, self.level, self.expected, self.where = name, level, expected, where
+    def __init__(self, tensor: Nested) -> None:
+        self.tensor, self.expected = tensor, tensor.expected
         self.kept = 0
 
     def add(self, more: int) -> None:
@@ -93,17 +110,17 @@ class _Kept:
 
     def mismatch(self, qualifier: str) -> None:
         raise CountMismatch(
-            f"{self.where}: tensor {self.name!r}: level {self.level} keeps {qualifier}{self.kept} "
-            f"weights, expected {self.expected}"
+            f"{self.tensor.where}: tensor {self.tensor.info.name!r}: level {self.tensor.level} "
+            f"keeps {qualifier}{self.kept} weights, expected {self.expected}"
         )
 
 
 class LevelMask:
     """Zeroes in place what a level does not keep."""
 
-    def __init__(self, info: TensorInfo, bits: int, level: int, expected: int, where: str) -> None:
-        self.words, self.bits, self.level = info.dtype.words, bits, level
-        self._kept = _Kept(info.name, level, expected, where)
+    def __init__(self, tensor: Nested) -> None:
+        self.words, self.bits, self.level = tensor.info.dtype.words, tensor.bits, tensor.level
+        self._kept = _Kept(tensor)
 
     def apply(self, block: NDArray[np.uint8]) -> None:
         """Mask the tensor's next bytes."""
@@ -132,10 +149,9 @@ def mask_of(
     profile: Profile, info: TensorInfo, level: int | None, where: str
 ) -> LevelMask | NoMask:
     """What a level does to a stored tensor; None is the dense network."""
-    counts = profile.nested.get(info.name)
-    if level is None or counts is None:
+    if level is None or info.name not in profile.nested:
         return NoMask()
-    return LevelMask(info, profile.bits, level, counts[level - 1], where)
+    return LevelMask(nested_at(profile, info, level, where))
 
 
 Room = Callable[[str, int, int, Any], NDArray[Any]]
@@ -160,17 +176,9 @@ class _Scratch:
 class _SparseEncoder:
     """Where the next parts go, and the count of kept weights."""
 
-    def __init__(
-        self,
-        info: TensorInfo,
-        bits: int,
-        level: int,
-        expected: int,
-        where: str,
-        room: Room | None = None,
-    ) -> None:
-        self.name, self.bits, self.level = info.name, bits, level
-        self.kept = _Kept(info.name, level, expected, where)
+    def __init__(self, tensor: Nested, room: Room | None = None) -> None:
+        self.name, self.bits, self.level = tensor.info.name, tensor.bits, tensor.level
+        self.kept = _Kept(tensor)
         self.position = 0
         self._room = room or _Scratch()
 
@@ -194,8 +202,8 @@ class _SparseEncoder:
 class DenseEncoder:
     """The tensor itself, masked in place."""
 
-    def __init__(self, info: TensorInfo, bits: int, level: int, expected: int, where: str) -> None:
-        self.name, self._mask = info.name, LevelMask(info, bits, level, expected, where)
+    def __init__(self, tensor: Nested) -> None:
+        self.name, self._mask = tensor.info.name, LevelMask(tensor)
 
     def encode(self, words: NDArray[Any]) -> list[Piece]:
         self._mask.mask(words)
@@ -226,23 +234,15 @@ class BitmaskEncoder(_SparseEncoder):
 class CsrEncoder(_SparseEncoder):
     """Row ends, column numbers, values."""
 
-    def __init__(
-        self,
-        info: TensorInfo,
-        bits: int,
-        level: int,
-        expected: int,
-        where: str,
-        room: Room | None = None,
-    ) -> None:
-        super().__init__(info, bits, level, expected, where, room)
-        self.rows, self.cols = matrix_shape(info.shape)
+    def __init__(self, tensor: Nested, room: Room | None = None) -> None:
+        super().__init__(tensor, room)
+        self.rows, self.cols = matrix_shape(tensor.info.shape)
         if not self.cols and self.rows > MAX_EMPTY_ROWS:
             raise UnsupportedFeature(
-                f"{where}: tensor {info.name!r}: {self.rows} rows without a column; csr would "
-                f"store more than {MAX_EMPTY_ROWS} row ends for nothing, use bitmask"
+                f"{tensor.where}: tensor {self.name!r}: {self.rows} rows without a column; csr "
+                f"would store more than {MAX_EMPTY_ROWS} row ends for nothing, use bitmask"
             )
-        self.index = index_dtype(expected, self.cols).numpy
+        self.index = index_dtype(tensor.expected, self.cols).numpy
 
     def encode(self, words: NDArray[Any]) -> list[Piece]:
         row, column = divmod(self.position, self.cols)
@@ -277,23 +277,14 @@ class CsrEncoder(_SparseEncoder):
         return [(part_name("indptr", self.name), ends)]
 
 
-def encoder(
-    layout: Layout,
-    info: TensorInfo,
-    bits: int,
-    level: int,
-    expected: int,
-    where: str,
-    room: Room | None = None,
-) -> Encoder:
-    """The encoder of a layout for one tensor that keeps `expected` weights.
+def encoder(layout: Layout, tensor: Nested, room: Room | None = None) -> Encoder:
+    """The encoder of a layout for one tensor at one level.
 
     Sparse parts go to the `room`, or to memory that the next block reuses.
     """
     if layout == "dense":
-        return DenseEncoder(info, bits, level, expected, where)
-    kind = BitmaskEncoder if layout == "bitmask" else CsrEncoder
-    return kind(info, bits, level, expected, where, room)
+        return DenseEncoder(tensor)
+    return BitmaskEncoder(tensor, room) if layout == "bitmask" else CsrEncoder(tensor, room)
 
 
 def _empty(shape: tuple[int, ...], dtype: "np.dtype[Any]") -> NDArray[Any]:

@@ -13,7 +13,7 @@ from elsa_format import _profile
 from elsa_format._blocks import Checksum, as_array
 from elsa_format._choose import choose_level
 from elsa_format._header import TensorInfo
-from elsa_format._layouts import Bitmask, Csr, Layout, encoder, mask_of, parts
+from elsa_format._layouts import Bitmask, Csr, Layout, encoder, mask_of, nested_at, parts
 from elsa_format._memory import BLOCK, Arena, give_block, take_block
 from elsa_format._parallel import each
 from elsa_format._plan import LevelSizes, level_tensors, plain_names
@@ -217,14 +217,14 @@ class File:
     def _sparse(
         self, info: TensorInfo, level: int, layout: Layout, arena: Arena, along: Reader | None
     ) -> Bitmask | Csr:
-        kept = self.profile.nested[info.name][level - 1]
+        tensor = nested_at(self.profile, info, level, self.path)
         filled: dict[str, NDArray[Any]] = {}
 
         def room(name: str, start: int, size: int, dtype: Any) -> NDArray[Any]:
             return filled[name][start : start + size].view(dtype)
 
-        encode = encoder(layout, info, self.bits, level, kept, self.path, room)
-        for part in parts(layout, info.name, info.dtype, info.shape, kept):
+        encode = encoder(layout, tensor, room)
+        for part in parts(layout, info.name, info.dtype, info.shape, tensor.expected):
             assert part.dtype.numpy is not None
             filled[part.name] = arena.empty(part.nbytes).view(part.dtype.numpy)
         memory = take_block()
