@@ -22,11 +22,11 @@ from elsa_format._errors import (
 )
 from elsa_format._header import Header, Readable, TensorInfo, check_size, read_header
 from elsa_format._index import is_index
-from elsa_format._jobs import Meter
 from elsa_format._memory import BLOCK, aligned, give_block, take_block
 from elsa_format._profile import Profile
 from elsa_format._shards import Shard, Shards, open_elsa_shards
 from elsa_format._storage import InputFile, Source, is_url, open_storage, stream_name
+from elsa_format._threads import Meter
 
 __all__ = [
     "BlockReader",

@@ -3,7 +3,6 @@
 import hashlib
 import threading
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from elsa_format import _kernels
 from elsa_format._dtypes import of_array
 from elsa_format._header import TensorInfo
 from elsa_format._memory import give_block, take_block
-from elsa_format._parallel import CORES, start
+from elsa_format._threads import CORES, Task, start
 
 INLINE = 1 << 15
 """Weights up to which handing them to a thread takes longer than hashing them."""
@@ -64,7 +63,7 @@ class _NestedHash:
     def __init__(self, levels: int) -> None:
         self.levels = [_LevelHash(t) for t in range(1, levels + 1)]
         self._copy = np.empty(0, np.uint8)
-        self._running: list[Future[object]] = []
+        self._running: list[Task] = []
 
     def update(self, words: NDArray[Any], bits: int) -> None:
         """Take the next weights."""
@@ -87,7 +86,7 @@ class _NestedHash:
     def wait(self) -> None:
         """Return when all that was taken is hashed."""
         for running in self._running:
-            running.result()
+            running.wait()
         self._running = []
 
     def finish(self) -> None:

@@ -24,7 +24,6 @@ from elsa_format._choose import choose_level
 from elsa_format._errors import NoSuchLevel
 from elsa_format._header import Header, TensorInfo
 from elsa_format._index import index_bytes, is_index
-from elsa_format._jobs import Meter
 from elsa_format._json import parse_document
 from elsa_format._kernels import mask
 from elsa_format._layouts import Layout, Piece, encoder, nested_at, parts
@@ -32,6 +31,7 @@ from elsa_format._output import Output, Target
 from elsa_format._plan import Step, level_header, plain_names, plan
 from elsa_format._profile import LevelLike, Profile, variant_name
 from elsa_format._shard_output import group_tensors, open_destination
+from elsa_format._threads import Meter
 from elsa_format._writer import LevelSpec, open_writers
 
 

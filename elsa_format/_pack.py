@@ -37,11 +37,11 @@ from elsa_format._errors import (
 )
 from elsa_format._header import TensorInfo
 from elsa_format._index import is_index
-from elsa_format._jobs import Meter
 from elsa_format._memory import BLOCK, give_block, take_block
 from elsa_format._output import Target
 from elsa_format._profile import Profile, bits_for, variant_name
 from elsa_format._shard_output import group_tensors
+from elsa_format._threads import Meter
 from elsa_format._writer import LevelSpec, Writer, Writers, open_writers
 
 

@@ -15,11 +15,11 @@ from elsa_format._choose import choose_level
 from elsa_format._header import TensorInfo
 from elsa_format._layouts import Bitmask, Csr, Layout, encoder, mask_of, nested_at, parts
 from elsa_format._memory import BLOCK, Arena, give_block, take_block
-from elsa_format._parallel import each
 from elsa_format._plan import LevelSizes, level_tensors, plain_names
 from elsa_format._profile import Level, LevelLike, Profile
 from elsa_format._shards import open_network
 from elsa_format._storage import Reader, Source, fill
+from elsa_format._threads import CORES, run
 
 Tensor = NDArray[Any] | Bitmask | Csr
 
@@ -196,7 +196,7 @@ class File:
                     load_one(name, along)
             return loaded
         by_size = sorted(names, key=lambda name: -self._header.tensors[name].nbytes)
-        each(load_one, by_size, parallel=self._header.data_size >= PARALLEL_FROM)
+        run(load_one, by_size, CORES if self._header.data_size >= PARALLEL_FROM else 1)
         return loaded
 
     def _info(self, name: str, level: int | None) -> TensorInfo:

@@ -28,8 +28,8 @@ from elsa_format._errors import (
     NonFinite,
 )
 from elsa_format._header import TensorInfo
-from elsa_format._jobs import Meter
 from elsa_format._profile import Profile, variant_name
+from elsa_format._threads import Meter
 
 
 @dataclass(frozen=True)
