@@ -7,55 +7,61 @@
 ['bias', 'layer']
 """
 
-from elsa_format._checkpoint import Checkpoint
-from elsa_format._codec import embed_counters, mask_level, read_counters
-from elsa_format._digest import level_digest
-from elsa_format._errors import (
-    AlreadyPacked,
-    BitsTooWide,
-    ChecksumMismatch,
-    CounterOutOfRange,
-    CountMismatch,
-    DigestMismatch,
-    DuplicateKey,
-    ElsaError,
-    FormatError,
-    HeaderTooLarge,
-    InfeasibleLevels,
-    InputChanged,
-    InvalidCheckpoint,
-    InvalidHeader,
-    InvalidIndex,
-    InvalidJson,
-    InvalidLayout,
-    InvalidOffsets,
-    InvalidProfile,
-    NonFinite,
-    NoSuchLevel,
-    NotElsa,
-    NotNested,
-    OutputExists,
-    ProfileMismatch,
-    RemoteError,
-    TensorMismatch,
-    TrailingData,
-    Truncated,
-    UnknownDtype,
-    UnsafePath,
-    UnsupportedFeature,
-    UnsupportedVersion,
-    ZeroFrozen,
-)
-from elsa_format._extract import extract
-from elsa_format._header import TensorInfo
-from elsa_format._layouts import Bitmask, Csr
-from elsa_format._level_file import load_level
-from elsa_format._pack import PackReport, pack
-from elsa_format._profile import Level, Profile
-from elsa_format._reader import File, open
-from elsa_format._stream import stream
-from elsa_format._verify import Report, verify
-from elsa_format._writer import LevelSpec, write
+TYPE_CHECKING = False  # as in typing, which would have to be imported
+if TYPE_CHECKING:
+    from elsa_format._checkpoint import Checkpoint
+    from elsa_format._codec import embed_counters, mask_level, read_counters
+    from elsa_format._digest import level_digest
+    from elsa_format._errors import (
+        AlreadyPacked,
+        BitsTooWide,
+        ChecksumMismatch,
+        CounterOutOfRange,
+        CountMismatch,
+        DigestMismatch,
+        DuplicateKey,
+        ElsaError,
+        FormatError,
+        HeaderTooLarge,
+        InfeasibleLevels,
+        InputChanged,
+        InvalidCheckpoint,
+        InvalidHeader,
+        InvalidIndex,
+        InvalidJson,
+        InvalidLayout,
+        InvalidOffsets,
+        InvalidOption,
+        InvalidProfile,
+        MissingExtra,
+        NoGraph,
+        NonFinite,
+        NoSuchLevel,
+        NoSuchTensor,
+        NotElsa,
+        NotNested,
+        OutputExists,
+        ProfileMismatch,
+        RemoteError,
+        TensorMismatch,
+        TrailingData,
+        Truncated,
+        UnknownDtype,
+        UnsafePath,
+        UnsupportedFeature,
+        UnsupportedVersion,
+        ZeroFrozen,
+    )
+    from elsa_format._extract import extract
+    from elsa_format._header import TensorInfo
+    from elsa_format._layouts import Bitmask, Csr
+    from elsa_format._level_file import load_level
+    from elsa_format._pack import PackReport, pack
+    from elsa_format._profile import Level, Profile
+    from elsa_format._reader import File, open
+    from elsa_format._stream import stream
+    from elsa_format._verify import Report, verify
+    from elsa_format._writer import LevelSpec, write
 
 __version__ = "0.1.0"
 
@@ -82,10 +88,14 @@ __all__ = [
     "InvalidJson",
     "InvalidLayout",
     "InvalidOffsets",
+    "InvalidOption",
     "InvalidProfile",
     "Level",
     "LevelSpec",
+    "MissingExtra",
+    "NoGraph",
     "NoSuchLevel",
+    "NoSuchTensor",
     "NonFinite",
     "NotElsa",
     "NotNested",
@@ -117,3 +127,38 @@ __all__ = [
     "verify",
     "write",
 ]
+
+
+_MODULES = (
+    "_checkpoint",
+    "_codec",
+    "_digest",
+    "_errors",
+    "_extract",
+    "_header",
+    "_layouts",
+    "_level_file",
+    "_pack",
+    "_profile",
+    "_reader",
+    "_stream",
+    "_verify",
+    "_writer",
+)
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name):
+        # Imported when it is used: commands hear Ctrl-C before numpy, which takes long, is there.
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib import import_module
+
+        for module in _MODULES:
+            found = vars(import_module(f"elsa_format.{module}"))
+            globals().update({key: found[key] for key in __all__ if key in found})
+        return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

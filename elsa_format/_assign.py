@@ -1,6 +1,7 @@
 """The ways to give every weight its counter: magnitudes, N:M, a given N, nested checkpoints."""
 
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from itertools import pairwise
@@ -33,6 +34,9 @@ Counters = NDArray[np.uint8]
 Tick = Callable[[int], None]
 
 MAX_LEVELS = 255
+
+_EXPONENT = re.compile("e[+-]?[0-9_]{4}", re.IGNORECASE)
+"""Of a number whose digits would fill the memory."""
 
 
 class Assignment(Protocol):
@@ -67,6 +71,8 @@ def parse_sparsity(value: Sparsity) -> Fraction | Pattern:
         if ":" in text:
             n, m = (int(part) for part in text.split(":"))
             return Pattern(n, m)
+        if _EXPONENT.search(text):
+            raise ValueError
         number = Fraction(text)
     except (ValueError, ZeroDivisionError):
         raise InfeasibleLevels(f"sparsity {text!r}: expected percent, a fraction, or N:M") from None
@@ -201,12 +207,16 @@ class PatternLevels:
             if not -rank <= self.axis < rank:
                 raise InfeasibleLevels(
                     f"{self.network.path}: tensor {info.name!r}: no axis {self.axis} in shape "
-                    f"{list(info.shape)}; --exclude it"
+                    f"{list(info.shape)}",
+                    "{exclude} leaves it out",
+                    exclude=info.name,
                 )
             if info.shape[self.axis] % self.group:
                 raise InfeasibleLevels(
                     f"{self.network.path}: tensor {info.name!r}: {info.shape[self.axis]} weights "
-                    f"along axis {self.axis} are not a multiple of {self.group}; --exclude it"
+                    f"along axis {self.axis} are not a multiple of {self.group}",
+                    "{exclude} leaves it out",
+                    exclude=info.name,
                 )
 
     def blocks(self, info: TensorInfo) -> Iterator[tuple[Words, Counters]]:
@@ -242,7 +252,8 @@ class GivenCounters:
                 raise TensorMismatch(f"{network.path}: tensor {name!r} cannot carry counters")
         self.levels = self._count_levels(nested) if levels is None else levels
         if not 1 <= self.levels <= MAX_LEVELS:
-            raise InfeasibleLevels(f"{given.path}: {self.levels} levels, expected 1..{MAX_LEVELS}")
+            problem = CounterOutOfRange if levels is None else InfeasibleLevels
+            raise problem(f"{given.path}: {self.levels} levels, expected 1..{MAX_LEVELS}")
         self.specs = [LevelSpec(f"level {t}") for t in range(1, self.levels + 1)]
 
     @property

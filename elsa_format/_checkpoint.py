@@ -22,6 +22,7 @@ from elsa_format._errors import (
     ElsaError,
     InvalidCheckpoint,
     InvalidLayout,
+    MissingExtra,
     TensorMismatch,
 )
 from elsa_format._header import Header, TensorInfo
@@ -96,9 +97,7 @@ def open_checkpoint(source: CheckpointLike) -> Checkpoint:
         try:
             plugin = entry.load()
         except ImportError as error:
-            raise InvalidCheckpoint(
-                f"{path}: reading .{suffix} needs {error.name}; pip install 'elsa-format[{suffix}]'"
-            ) from None
+            raise MissingExtra.of(error, f"{path}: reading .{suffix}", suffix) from None
         opened: Checkpoint = plugin(path)
         return opened
     return SafetensorsCheckpoint(path)
@@ -177,8 +176,7 @@ def _refuse_packed(header: Header, where: str) -> None:
     level = parse_level_file(header, where)
     if level and level.layout != "dense":
         raise InvalidLayout(
-            f"{where}: holds a level in layout {level.layout}; "
-            f"make it dense first: elsa-extract {where} -o DENSE"
+            f"{where}: holds a level in layout {level.layout}", "{extract()} makes it dense"
         )
 
 

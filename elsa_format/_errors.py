@@ -10,30 +10,61 @@ ElsaError
 │   │               DigestMismatch · InvalidLayout
 │   ├── shards      InvalidIndex · UnsafePath
 │   └── packing     ZeroFrozen · BitsTooWide · NotNested · AlreadyPacked · TensorMismatch
-│                   InvalidCheckpoint · InfeasibleLevels
-├── NoSuchLevel                 the level asked for is not in the file (exit code 2)
+│                   InvalidCheckpoint
+├── InvalidOption               what was asked for is at fault, not the file (exit code 2)
+│   ├── NoSuchLevel             the level asked for is not in the file
+│   └── packing     InfeasibleLevels · NoSuchTensor · NoGraph, which are FormatErrors too
 ├── OutputExists                the output is there already (exit code 1)
 ├── InputChanged                the input was modified while it was read (exit code 1)
-└── RemoteError                 a URL cannot be read (exit code 1)
+├── RemoteError                 a URL cannot be read (exit code 1)
+└── MissingExtra                a package is not installed that is needed (exit code 1)
 """
 
+import re
+from collections.abc import Callable
 from typing import ClassVar
 
 LONGEST_MESSAGE = 1000
 """Characters; names in a header may have millions."""
 
+_NAMED = re.compile(r"{(\w+)(\(\))?}")
+
 
 class ElsaError(Exception):
-    """Base of all errors; the message is one line that says file, tensor, found, expected."""
+    """Base of all errors; the message is one line that says file, tensor, found, expected.
+
+    A hint says what to do. It names options as `{force}`, with their values in `options`, and
+    functions as `{pack()}`: in the words of Python here, in those of a command where one fails.
+    """
 
     exit_code: ClassVar[int] = 1
 
-    def __init__(self, message: str) -> None:
-        # One short line whatever a hostile file put into a name: terminals and logs stay readable.
-        if len(message) > LONGEST_MESSAGE:
-            half = LONGEST_MESSAGE // 2
-            message = f"{message[:half]} … {message[-half:]}"
-        super().__init__("".join(c if c.isprintable() else ascii(c)[1:-1] for c in message))
+    def __init__(self, message: str, hint: str = "", **options: object) -> None:
+        self.message, self.hint, self.options = message, hint, options
+        super().__init__(self.worded(_keyword, "elsa_format.{}()".format))
+
+    def worded(self, option: Callable[[str, object], str], function: Callable[[str], str]) -> str:
+        """The message and its hint, with the options and functions it names in others' words."""
+        if not self.hint:
+            return _one_line(self.message)
+
+        def word(found: re.Match[str]) -> str:
+            name = found[1]
+            return function(name) if found[2] else option(name, self.options.get(name))
+
+        return _one_line(f"{self.message}; {_NAMED.sub(word, self.hint)}")
+
+
+def _keyword(name: str, value: object) -> str:
+    return f"{name}={'…' if value is None else repr(value)}"
+
+
+def _one_line(text: str) -> str:
+    """A short line whatever a hostile file put into a name: terminals and logs stay readable."""
+    if len(text) > LONGEST_MESSAGE:
+        half = LONGEST_MESSAGE // 2
+        text = f"{text[:half]} … {text[-half:]}"
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 class FormatError(ElsaError):
@@ -150,14 +181,26 @@ class InvalidCheckpoint(FormatError):
     """A checkpoint cannot be read."""
 
 
-class InfeasibleLevels(FormatError):
+class InvalidOption(ElsaError, ValueError):
+    """What was asked for is not possible, or not with this file; the file is not at fault."""
+
+    exit_code = 2
+
+
+class NoSuchLevel(InvalidOption):
+    """The level asked for is not in the file."""
+
+
+class InfeasibleLevels(InvalidOption, FormatError):
     """The requested levels cannot be made from these weights."""
 
 
-class NoSuchLevel(ElsaError):
-    """The level asked for is not in the file."""
+class NoSuchTensor(InvalidOption, TensorMismatch):
+    """A pattern matches no tensor."""
 
-    exit_code = 2
+
+class NoGraph(InvalidOption, InvalidCheckpoint):
+    """A template is wanted of a checkpoint that holds no graph."""
 
 
 class OutputExists(ElsaError):
@@ -170,3 +213,15 @@ class InputChanged(ElsaError):
 
 class RemoteError(ElsaError):
     """A URL cannot be read."""
+
+
+class MissingExtra(ElsaError, ImportError):
+    """A package is not installed that is needed for what was asked."""
+
+    @classmethod
+    def of(cls, error: ImportError, what: str, extra: str) -> "MissingExtra":
+        """For a failed import: what it is needed for, and which extra brings it."""
+        if not isinstance(error, ModuleNotFoundError):
+            return cls(f"{what}: {error}")  # it is there, and broken
+        package = str(error.name).partition(".")[0]
+        return cls(f"{what} needs {package}; pip install 'elsa-format[{extra}]'")

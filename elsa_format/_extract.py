@@ -27,9 +27,9 @@ from elsa_format._index import index_bytes, is_index
 from elsa_format._json import parse_document
 from elsa_format._kernels import mask
 from elsa_format._layouts import Layout, Piece, encoder, nested_at, parts
-from elsa_format._output import Output, Target
+from elsa_format._output import Output, Target, is_special
 from elsa_format._plan import Step, level_header, plain_names, plan
-from elsa_format._profile import LevelLike, Profile, variant_name
+from elsa_format._profile import LevelLike, LevelNumber, Profile, variant_name
 from elsa_format._shard_output import group_tensors, open_destination
 from elsa_format._threads import Meter
 from elsa_format._writer import LevelSpec, open_writers
@@ -49,11 +49,11 @@ def extract(
     jobs: int = 1,
     force: bool = False,
     progress: Progress = ignore,
-) -> LevelLike:
+) -> LevelNumber:
     """Write one level of an ELSA file as a checkpoint of its own; returns which.
 
-    The level is given by number, or as the densest with at least a `sparsity` (a fraction), or as
-    the densest whose file has at most `max_size` bytes. Source and target are paths or binary
+    The level is given by number or name, or as the densest with at least a `sparsity` (a fraction),
+    or as the densest whose file has at most `max_size` bytes. Source and target are paths or binary
     streams; neither needs to seek. The source may be a URL too. With `keep_levels` the output stays
     an ELSA file that holds levels 1..level. Checksums are compared unless `verify` is false, and on
     any error a file target is left as it was.
@@ -103,9 +103,7 @@ def extract(
 
 def _takes_any_order(target: Target) -> bool:
     """Whether several threads may write at once: to a new file, not to a stream or device."""
-    if not isinstance(target, str | os.PathLike):
-        return False
-    return os.path.isfile(target) or not os.path.exists(target)
+    return isinstance(target, str | os.PathLike) and not is_special(target)
 
 
 @dataclass

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from elsa_format._errors import InvalidIndex, InvalidJson, UnsafePath
+from elsa_format._errors import InvalidIndex, InvalidJson, InvalidOption, UnsafePath
 from elsa_format._header import MAX_HEADER, TensorInfo, read_exactly
-from elsa_format._json import parse_document
+from elsa_format._json import is_text, parse_document
 from elsa_format._storage import Source, is_url, open_storage
 
 SUFFIX = ".index.json"
@@ -98,6 +98,8 @@ def shard_names(index: str | os.PathLike[str], count: int) -> list[str]:
     'model-00001-of-00002.safetensors'
     """
     prefix = Path(index).name.removesuffix(SUFFIX).removesuffix(".safetensors") or "model"
+    if not is_text(prefix):
+        raise InvalidOption(f"{os.fspath(index)}: the index names files, so this must be UTF-8")
     return [f"{prefix}-{n:05}-of-{count:05}.safetensors" for n in range(1, count + 1)]
 
 

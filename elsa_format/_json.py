@@ -20,6 +20,19 @@ MAX_OFFSET = 2**63 - 1
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD]")
 
 
+def is_text(text: str) -> bool:
+    """Whether text can be stored; names of files and arguments need not be UTF-8.
+
+    >>> is_text("é"), is_text(b"\\xe9".decode(errors="surrogateescape"))
+    (True, False)
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def parse_header(raw: bytes, where: str) -> dict[str, Any]:
     """The header's JSON object; its numbers are unsigned integers below 2^63."""
 

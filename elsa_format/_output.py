@@ -3,10 +3,10 @@
 import contextlib
 import errno
 import os
-import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -16,6 +16,26 @@ Target = str | os.PathLike[str] | IO[bytes]
 """A path, or a writable binary stream such as sys.stdout.buffer."""
 
 _OPEN_FILES = "/proc/self/fd"
+
+_names = threading.RLock()
+"""Held while names come and go: who has it finds all as it was, or all as it will be."""
+_temporary: set[Path] = set()
+
+
+def leave_nothing(seconds: float) -> None:
+    """Remove what has a temporary name, and let no name come or go any more: the process ends."""
+    _names.acquire(timeout=seconds)
+    for path in _temporary:
+        path.unlink(missing_ok=True)
+
+
+def _renew() -> None:
+    global _names
+    _names = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):  # a fork has none of its parent's threads
+    os.register_at_fork(after_in_child=_renew)
 
 
 class Output(Protocol):
@@ -41,7 +61,7 @@ class AtomicFile:
         if self.path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.name)
         if not force and self.path.exists():
-            raise OutputExists(f"{path}: exists already; --force replaces it")
+            raise OutputExists(f"{path}: exists already", "{force} replaces it", force=True)
         with self._naming_output():
             self.fd = self._open()
 
@@ -50,11 +70,23 @@ class AtomicFile:
         if hasattr(os, "O_TMPFILE") and os.path.exists(_OPEN_FILES):
             with contextlib.suppress(OSError):  # not every file system can
                 return os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o666)
-        self._temporary = self._unused_name()
-        return os.open(self._temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)
+        with _names:
+            try:
+                return os.open(self._take_temporary(), os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)
+            except BaseException:
+                self._remove_temporary()
+                raise
 
-    def _unused_name(self) -> Path:
-        return self.path.with_name(f".elsa-{os.urandom(8).hex()}.tmp")  # fits any file system
+    def _take_temporary(self) -> Path:
+        self._temporary = self.path.with_name(f".elsa-{os.urandom(8).hex()}.tmp")  # fits any system
+        _temporary.add(self._temporary)
+        return self._temporary
+
+    def _remove_temporary(self) -> None:
+        if self._temporary is not None:
+            self._temporary.unlink(missing_ok=True)
+            _temporary.discard(self._temporary)
+            self._temporary = None
 
     def write_at(self, position: int, data: Any) -> None:
         """Write all of a buffer at a position of the file."""
@@ -68,8 +100,36 @@ class AtomicFile:
 
     def commit(self) -> None:
         """Make the bytes durable, then give them their name."""
+        commit_together([self])
+
+    def sync(self) -> None:
+        """Make the bytes durable."""
         with self._naming_output():
-            self._commit()
+            os.fsync(self.fd)
+
+    def take_name(self) -> None:
+        """Give the bytes their name; what may take long comes before and after."""
+        with self._naming_output():
+            if not self.force:
+                self._claim(self._temporary or f"{_OPEN_FILES}/{self.fd}")
+            else:
+                unnamed = self._temporary is None
+                path = self._temporary or self._take_temporary()
+                if unnamed:
+                    # A link cannot replace a file; a rename can, so it has a name for an instant.
+                    _link(f"{_OPEN_FILES}/{self.fd}", path)
+                os.replace(path, self.path)
+            self._remove_temporary()
+
+    def lose_name(self) -> None:
+        """Undo `take_name`; what it replaced is gone."""
+        self.path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Make the name durable."""
+        os.close(self.fd)
+        self.fd = -1
+        _sync_folder(self.path)
 
     @contextlib.contextmanager
     def _naming_output(self) -> Iterator[None]:
@@ -82,49 +142,58 @@ class AtomicFile:
     def _named(self, error: OSError) -> OSError:
         return OSError(error.errno, error.strerror, self.name)
 
-    def _commit(self) -> None:
-        os.fsync(self.fd)
-        if self._temporary is None:
-            self._link()
-        elif self.force:
-            os.replace(self._temporary, self.path)
-        else:
-            self._claim(self._temporary)
-            os.unlink(self._temporary)
-        self._temporary = None
-        os.close(self.fd)
-        self.fd = -1
-        with contextlib.suppress(OSError):  # a directory that cannot be synced is still renamed
-            folder = os.open(self.path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
-
-    def _link(self) -> None:
-        unnamed = f"{_OPEN_FILES}/{self.fd}"
-        if self.force:
-            # A link cannot replace a file; a rename can, so the file gets a name for an instant.
-            self._temporary = self._unused_name()  # so that discard removes it, if interrupted
-            _link(unnamed, self._temporary)
-            os.replace(self._temporary, self.path)
-        else:
-            self._claim(unnamed)
-
     def _claim(self, source: str | Path) -> None:
         try:
             _link(source, self.path)
         except FileExistsError:
-            raise OutputExists(f"{self.path.name}: exists already; --force replaces it") from None
+            exists = f"{self.name}: exists already"
+            raise OutputExists(exists, "{force} replaces it", force=True) from None
 
     def discard(self) -> None:
         """Close without leaving anything; harmless after `commit`."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
-        if self._temporary is not None:
-            self._temporary.unlink(missing_ok=True)
-            self._temporary = None
+        with _names:
+            self._remove_temporary()
+
+
+def commit_together(files: Sequence[AtomicFile], *, instead_of: Path | None = None) -> None:
+    """Let files appear that are of use only together, all or none.
+
+    No file system names several files at once, so the order makes up for it, even if the power
+    fails: the last is there only while all others are, and an old one goes first.
+    """
+    *others, last = files
+    for file in files:
+        file.sync()
+    named: list[AtomicFile] = []
+    with _names:
+        try:
+            if instead_of is not None:
+                instead_of.unlink(missing_ok=True)
+                _sync_folder(instead_of)
+            for file in others:
+                file.take_name()
+                named.append(file)
+            if others:
+                _sync_folder(last.path)
+            last.take_name()
+        except BaseException:
+            for file in named:
+                file.lose_name()
+            raise
+    for file in files:
+        file.close()
+
+
+def _sync_folder(path: Path) -> None:
+    with contextlib.suppress(OSError):  # not every directory can be synced
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def _link(source: str | Path, path: Path) -> None:
@@ -136,28 +205,13 @@ def _link(source: str | Path, path: Path) -> None:
         os.close(folder)
 
 
-@contextlib.contextmanager
-def _naming(stream: IO[bytes]) -> Iterator[None]:
-    """Let errors name the stream, as far as it has a name."""
-    try:
-        yield
-    except OSError as error:
-        raise _named(error, stream) from None
-
-
-def _named(error: OSError, stream: IO[bytes]) -> OSError:
-    name = getattr(stream, "name", None)
-    if error.filename is None and error.errno is not None and isinstance(name, str):
-        error.filename = name
-    return error
-
-
 class Pipe:
     """A stream that is written front to back."""
 
-    def __init__(self, stream: IO[bytes]) -> None:
-        self.stream = stream
-        self.position = 0
+    def __init__(self, stream: IO[bytes], name: str | None = None) -> None:
+        self.stream, self.position = stream, 0
+        own = getattr(stream, "name", None)
+        self.name = name or (own if isinstance(own, str) else None)
 
     def write_at(self, position: int, data: Any) -> None:
         """Write at the end; no other position exists."""
@@ -165,15 +219,13 @@ class Pipe:
             raise ValueError(f"a pipe cannot write at {position}, it is at {self.position}")
         view = memoryview(data).cast("B")
         self.position += len(view)
-        try:
+        with _naming(self.name):
             while view:  # an unbuffered stream may take less than it was given
                 view = view[self.stream.write(view) :]
-        except OSError as error:
-            raise _named(error, self.stream) from None
 
     def commit(self) -> None:
         """Flush."""
-        with _naming(self.stream):
+        with _naming(self.name):
             self.stream.flush()
 
     def discard(self) -> None:
@@ -181,28 +233,43 @@ class Pipe:
 
 
 class Spool:
-    """A stream whose content is written out of order: kept on disk, then copied."""
+    """A pipe whose content is written out of order: kept on disk, then copied."""
 
-    def __init__(self, stream: IO[bytes]) -> None:
-        self.stream = stream
-        self.file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by commit and discard
+    def __init__(self, pipe: Pipe) -> None:
+        self.pipe = pipe
+        with _naming(tempfile.gettempdir()):
+            self.file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - see commit, discard
 
     def write_at(self, position: int, data: Any) -> None:
         """Write at a position of the temporary file."""
-        self.file.seek(position)
-        self.file.write(data)
+        view = memoryview(data).cast("B")
+        with _naming(tempfile.gettempdir()):
+            self.file.seek(position)
+            while view:
+                view = view[self.file.write(view) :]
 
     def commit(self) -> None:
         """Copy everything to the stream."""
         self.file.seek(0)
-        with _naming(self.stream):
-            shutil.copyfileobj(self.file, self.stream, 1 << 20)
-            self.stream.flush()
+        while block := self.file.read(1 << 20):
+            self.pipe.write_at(self.pipe.position, block)
+        self.pipe.commit()
         self.file.close()
 
     def discard(self) -> None:
         """Drop the temporary file."""
         self.file.close()
+
+
+@contextlib.contextmanager
+def _naming(name: str | None) -> Iterator[None]:
+    """Let errors name what cannot be written, if it has a name."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None and name is not None:
+            error.filename = name
+        raise
 
 
 @contextlib.contextmanager
@@ -212,21 +279,36 @@ def open_output(target: Target, *, force: bool = False, in_order: bool = False) 
     `in_order` promises writes front to back, which lets a stream pass them on at once.
     """
     with contextlib.ExitStack() as stack:
-        if isinstance(target, str | os.PathLike) and _is_special(target):
-            target = stack.enter_context(open(target, "wb"))
         output: Output
-        if isinstance(target, str | os.PathLike):
+        if isinstance(target, str | os.PathLike) and not is_special(target):
             output = AtomicFile(target, force=force)
         else:
-            output = Pipe(target) if in_order else Spool(target)
+            if isinstance(target, str | os.PathLike):
+                number = descriptor(target)
+                place = target if number is None else os.dup(number)
+                stream: IO[bytes] = stack.enter_context(open(place, "wb", buffering=0))
+                pipe = Pipe(stream, os.fspath(target))
+            else:
+                pipe = Pipe(target)
+            output = pipe if in_order else Spool(pipe)
         stack.callback(output.discard)
         yield output
 
 
-def _is_special(path: str | os.PathLike[str]) -> bool:
-    """A device or named pipe (/dev/null): written to, never replaced."""
+def is_special(path: str | os.PathLike[str]) -> bool:
+    """What is written to, never replaced: a device, a named pipe, /dev/stdout whatever that is."""
     try:
         mode = os.stat(path).st_mode
     except OSError:
         return False
-    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)) or descriptor(path) is not None
+
+
+def descriptor(path: str | os.PathLike[str]) -> int | None:
+    """The number of an open file that a path stands for, such as /dev/stdout or /dev/fd/3."""
+    text = os.path.abspath(path)
+    if os.path.islink(text) and os.path.dirname(text) == "/dev":
+        text = os.path.join("/dev", os.readlink(text))
+    folder, name = os.path.split(text)
+    own = folder == "/dev/fd" or os.path.realpath(folder) == f"/proc/{os.getpid()}/fd"
+    return int(name) if own and name.isdecimal() else None

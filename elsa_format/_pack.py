@@ -32,11 +32,14 @@ from elsa_format._codec import Rounding, check_bits, embed_words
 from elsa_format._errors import (
     InfeasibleLevels,
     InvalidCheckpoint,
+    NoGraph,
+    NoSuchTensor,
     OutputExists,
     TensorMismatch,
 )
 from elsa_format._header import TensorInfo
 from elsa_format._index import is_index
+from elsa_format._json import is_text
 from elsa_format._memory import BLOCK, give_block, take_block
 from elsa_format._output import Target
 from elsa_format._profile import Profile, bits_for, variant_name
@@ -162,11 +165,12 @@ def _graph_of(
 ) -> GraphCheckpoint:
     """The graph to write a template of; what could fail then is refused before packing."""
     if not isinstance(network, GraphCheckpoint):
-        raise InvalidCheckpoint(f"{network.path}: has no graph to write a template of; ONNX has")
+        raise NoGraph(f"{network.path}: has no graph to write a template of; ONNX has")
     if not isinstance(out, str | os.PathLike):
         raise TypeError("a template points into a file, and the output is a stream")
     if not force and os.path.exists(template):
-        raise OutputExists(f"{os.fspath(template)}: exists already; --force replaces it")
+        exists = f"{os.fspath(template)}: exists already"
+        raise OutputExists(exists, "{force} replaces it", force=True)
     network.check_template(template, out)
     return network
 
@@ -191,7 +195,7 @@ def _choose(
     include, exclude, per_level = list(include), list(exclude), list(per_level)
     for pattern in (*include, *exclude, *per_level):
         if not any(fnmatchcase(name, pattern) for name in network.tensors):
-            raise TensorMismatch(f"{network.path}: no tensor matches {pattern!r}")
+            raise NoSuchTensor(f"{network.path}: no tensor matches {pattern!r}")
 
     def matches(name: str, patterns: list[str]) -> bool:
         return any(fnmatchcase(name, pattern) for pattern in patterns)
@@ -221,6 +225,9 @@ def _name(specs: list[LevelSpec], names: Sequence[str] | None) -> list[LevelSpec
         return specs
     if len(names) != len(specs) or not all(names):
         raise InfeasibleLevels(f"{len(names)} names for {len(specs)} levels")
+    for name in names:
+        if not is_text(name):
+            raise InfeasibleLevels(f"level name {name!r}: expected UTF-8")
     return [replace(spec, name=name) for spec, name in zip(specs, names, strict=True)]
 
 
@@ -254,9 +261,12 @@ class _Job:
     def check(self) -> None:
         """Refuse what cannot be packed before anything is read."""
         if not self.nested:
-            raise InfeasibleLevels(
+            chosen = {"excluded", "not included"} & set(self.choice.shared.values())
+            problem = InfeasibleLevels if chosen else InvalidCheckpoint
+            raise problem(
                 f"{self.network.path}: no tensor can be nested; expected a floating tensor of "
-                "2 dimensions, or name some with --include"
+                "2 dimensions",
+                "{include} names others",
             )
         for info in self.nested:
             check_bits(info.dtype, self.bits, f"{self.network.path}: tensor {info.name!r}")
@@ -353,6 +363,7 @@ def _check_shared(network: Checkpoint, levels: list[Checkpoint], choice: _Choice
             pairs = zip(network.blocks(name, BLOCK), level.blocks(name, BLOCK), strict=True)
             if not all(np.array_equal(one, other) for one, other in pairs):
                 raise TensorMismatch(
-                    f"{level.path}: tensor {name!r} differs from {network.path}'s; "
-                    f"store one per level with --per-level {name!r}"
+                    f"{level.path}: tensor {name!r} differs from {network.path}'s",
+                    "{per_level} stores one for each level",
+                    per_level=name,
                 )

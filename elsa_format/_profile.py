@@ -1,11 +1,13 @@
 """The ELSA profile: what a file says about its levels (spec §5)."""
 
+import contextlib
 import math
+import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, SupportsIndex
 
 import xxhash
 
@@ -30,11 +32,16 @@ MAX_BITS = 8
 MAX_LEVELS = 2**MAX_BITS - 1
 ZEROS = "0" * 16
 
-LevelLike = int | Literal["dense"]
-"""A level is 1..T, or "dense" for the whole network."""
+LevelLike = SupportsIndex | str
+"""A level is 1..T, its name, or "dense" for the whole network."""
+LevelNumber = int | Literal["dense"]
+"""A level as it is given back."""
+MOST_NAMES = 10
+"""Levels that a message lists."""
 
 _CHECKSUM = re.compile(r"xxh3:[0-9a-f]{16}")
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_NUMBER = re.compile(r"[0-9]{1,9}")
 _PATTERN = re.compile(r"[1-9][0-9]*:[1-9][0-9]*")
 
 
@@ -87,8 +94,8 @@ class Profile:
 
     >>> levels = (Level("90%", nonzero=1), Level("80%", nonzero=2))
     >>> profile = Profile(bits=2, levels=levels, nested={"w": (1, 2)}, per_level=("norm/mean",))
-    >>> profile.level_number(2), profile.level_number("dense")
-    (2, None)
+    >>> profile.level_number(2), profile.level_number("80%"), profile.level_number("dense")
+    (2, 2, None)
     >>> profile.stored_name("norm/mean", 2)
     '__elsa__.2.norm/mean'
     """
@@ -122,16 +129,7 @@ class Profile:
 
     def level_number(self, level: LevelLike, where: str = "") -> int | None:
         """The level's number, or None for the dense network."""
-        if level == "dense":
-            return None
-        if (
-            isinstance(level, int)
-            and not isinstance(level, bool)
-            and 1 <= level <= len(self.levels)
-        ):
-            return level
-        prefix = f"{where}: " if where else ""
-        raise NoSuchLevel(f"{prefix}no level {level!r}, expected 1..{len(self.levels)} or 'dense'")
+        return find_level(level, [entry.name for entry in self.levels], where)
 
     def stored_name(self, name: str, level: int | None) -> str:
         """The tensor that holds `name` at a level."""
@@ -143,12 +141,37 @@ class Profile:
         return frozenset(self.per_level)
 
 
+def find_level(level: LevelLike, names: Sequence[str], where: str = "") -> int | None:
+    """The number of a level, None for the dense network; what is a number is not taken as a name.
+
+    >>> find_level("1:4", ["1:8", "1:4"]), find_level("1", ["2", "1"])
+    (2, 1)
+    """
+    number, found = 0, []
+    if isinstance(level, str):
+        if level == "dense":
+            return None
+        number = int(level) if _NUMBER.fullmatch(level) else 0
+        found = [t for t, name in enumerate(names, 1) if name == level]
+    elif not isinstance(level, bool):
+        with contextlib.suppress(TypeError):  # not a whole number
+            number = operator.index(level)
+    if 1 <= number <= len(names):
+        return number
+    if len(found) == 1:
+        return found[0]
+    known = ", ".join(names[:MOST_NAMES]) + (", …" if len(names) > MOST_NAMES else "")
+    problem = f"levels {found} are called {level!r}" if found else f"no level {level!r}"
+    prefix = f"{where}: " if where else ""
+    raise NoSuchLevel(f"{prefix}{problem}, expected 1..{len(names)}, 'dense' or a name: {known}")
+
+
 def parse(header: Header, where: str) -> Profile:
     """The profile in a header, checked against the schema and the tensors."""
     text = header.metadata.get(KEY)
     if text is None:
         raise NotElsa(
-            f"{where}: has no ELSA profile; make an ELSA file of a checkpoint with elsa-pack"
+            f"{where}: has no ELSA profile", "{pack()} makes an ELSA file of a checkpoint"
         )
     document = parse_document(text, f"{where}: profile")
     check_version(document, f"{where}: profile")

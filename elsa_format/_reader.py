@@ -16,7 +16,7 @@ from elsa_format._header import TensorInfo
 from elsa_format._layouts import Bitmask, Csr, Layout, encoder, mask_of, nested_at, parts
 from elsa_format._memory import BLOCK, Arena, give_block, take_block
 from elsa_format._plan import LevelSizes, level_tensors, plain_names
-from elsa_format._profile import Level, LevelLike, Profile
+from elsa_format._profile import Level, LevelLike, LevelNumber, Profile
 from elsa_format._shards import open_network
 from elsa_format._storage import Reader, Source, fill
 from elsa_format._threads import CORES, run
@@ -134,7 +134,7 @@ class File:
         sparsity: float | None = None,
         max_size: int | None = None,
         layout: Layout = "dense",
-    ) -> LevelLike:
+    ) -> LevelNumber:
         """The densest level with at least a sparsity, or with at most a size as a file.
 
         >>> with open("net.safetensors") as file:

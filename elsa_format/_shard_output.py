@@ -6,7 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from elsa_format._index import is_index, read_index, shard_names
-from elsa_format._output import AtomicFile, Output, Target, open_output
+from elsa_format._output import (
+    AtomicFile,
+    Output,
+    Target,
+    commit_together,
+    is_special,
+    open_output,
+)
 
 
 def group_tensors(
@@ -74,11 +81,7 @@ def open_destination(
 
 
 class _ShardSet:
-    """Shards and their index.
-
-    No file system renames several files at once, so the order makes up for it: an index is there
-    only while all of its shards are.
-    """
+    """Shards and their index."""
 
     def __init__(self, index: Path, count: int, *, force: bool) -> None:
         self.path, self.force = index, force
@@ -93,23 +96,10 @@ class _ShardSet:
             raise
 
     def commit(self, index: bytes) -> None:
-        """Make all bytes durable, then name the shards, then the index."""
+        """Let the shards appear, then the index."""
         self._index.write_at(0, index)
-        for file in (*self.shards, self._index):
-            os.fsync(file.fd)
-        if self.force:
-            self.path.unlink(missing_ok=True)
-        named: list[AtomicFile] = []
-        try:
-            for shard in self.shards:
-                shard.commit()
-                named.append(shard)
-            self._index.commit()
-        except BaseException:
-            if not self.force:  # they were not there before
-                for shard in named:
-                    shard.path.unlink(missing_ok=True)
-            raise
+        old = self._index.path if self.force else None
+        commit_together([*self.shards, self._index], instead_of=old)
 
     def discard(self) -> None:
         """Leave nothing of what has no name yet."""
@@ -117,8 +107,10 @@ class _ShardSet:
             file.discard()
 
 
-def written_size(target: str | os.PathLike[str]) -> int:
-    """Bytes of an output: of the file, or of the index and its shards."""
+def written_size(target: str | os.PathLike[str]) -> int | None:
+    """Bytes of an output, a file or an index with its shards; None for pipes and devices."""
+    if is_special(target) or not os.path.exists(target):  # or gone already
+        return None
     size = os.path.getsize(target)
     if is_index(target):
         size += sum(os.path.getsize(Path(target).parent / n) for n in read_index(target)[0].files)

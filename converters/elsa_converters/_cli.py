@@ -1,22 +1,30 @@
 """elsa-export: a level, or all of them, as a model of another format."""
 
-import os
-import sys
 from typing import Any
 
 import click
 
 from elsa_converters._errors import TemplateMismatch
-from elsa_format import ElsaError
-from elsa_format._cli._terminal import (
+from elsa_format import MissingExtra
+from elsa_format._cli._options import (
+    FORCE,
+    JSON,
+    OUTPUT,
+    QUIET,
     SETTINGS,
-    LevelType,
-    SizeType,
-    SparsityType,
-    progress,
-    reports_errors,
-    show_size,
+    VERSION,
+    level_options,
 )
+from elsa_format._cli._progress import progress
+from elsa_format._cli._terminal import (
+    report,
+    reports_errors,
+    say,
+    show_size,
+    standard_input,
+    standard_output,
+)
+from elsa_format._shard_output import written_size
 
 
 @click.command("export", context_settings=SETTINGS)
@@ -29,11 +37,7 @@ from elsa_format._cli._terminal import (
     type=click.Path(dir_okay=False),
     help="The graph: a template, or any ONNX model with the same weights.",
 )
-@click.option("-l", "--level", type=LevelType(), help="The level: 1 (sparsest) to T, or dense.")
-@click.option(
-    "--sparsity", type=SparsityType(), help="The densest level with at least this many zeros."
-)
-@click.option("--max-size", type=SizeType(), help="The densest level whose model is not larger.")
+@level_options
 @click.option("--all-levels", is_flag=True, help="One small graph that runs any level of SRC.")
 @click.option("--level-input", is_flag=True, help="With --all-levels: every run chooses its level.")
 @click.option("--sparse", is_flag=True, help="Sparse initializers where they are smaller.")
@@ -44,11 +48,12 @@ from elsa_format._cli._terminal import (
     default=None,
     help="Weights in OUT.data beside the model; always above 2 GB.",
 )
-@click.option(
-    "-o", "--output", "target", metavar="OUT", required=True, help="File, or - for stdout."
-)
+@OUTPUT
 @click.option("--no-verify", is_flag=True, help="Do not compare checksums.")
-@click.option("-f", "--force", is_flag=True, help="Replace OUT if it exists.")
+@FORCE
+@JSON
+@QUIET
+@VERSION
 @reports_errors
 def export(
     source: str,
@@ -58,6 +63,8 @@ def export(
     level_input: bool,
     no_verify: bool,
     force: bool,
+    as_json: bool,
+    quiet: bool,
     **options: Any,
 ) -> None:
     """Write one level of an ELSA file as an ONNX model, or a graph that runs any of them.
@@ -79,25 +86,33 @@ def export(
     try:
         if all_levels:
             onnx.export_all_levels(source, template, target, level_input=level_input, force=force)
-            size = show_size(os.path.getsize(target))
-            click.echo(f"{target}: all levels, {size} beside {source}", err=True)
-            return
-        with progress("exporting") as shown:
-            level = onnx.export(
-                sys.stdin.buffer if source == "-" else source,
-                template,
-                sys.stdout.buffer if target == "-" else target,
-                verify=not no_verify,
-                force=force,
-                progress=shown,
-                **options,
-            )
+            level: Any = "all"
+        else:
+            with progress("exporting", quiet=quiet) as shown:
+                level = onnx.export(
+                    standard_input() if source == "-" else source,
+                    template,
+                    standard_output() if target == "-" else target,
+                    verify=not no_verify,
+                    force=force,
+                    progress=shown,
+                    **options,
+                )
     except TemplateMismatch as error:
         if len(error.rows) > 1:
-            click.echo(error.table(), err=True)
+            say(error.table(), err=True)
         raise
-    if target != "-":
-        click.echo(f"{target}: level {level}, {show_size(os.path.getsize(target))}", err=True)
+    size = None if target == "-" else written_size(target)
+    summary = f"{target}: {'all levels' if all_levels else f'level {level}'}"
+    summary += "" if size is None else f", {show_size(size)}"
+    summary += f" beside {source}" if all_levels else ""
+    report(
+        {"level": level, "size": size},
+        summary if target != "-" else "",
+        target,
+        as_json=as_json,
+        quiet=quiet,
+    )
 
 
 def _onnx() -> Any:
@@ -105,12 +120,5 @@ def _onnx() -> Any:
     try:
         from elsa_converters import onnx
     except ImportError as error:
-        raise ElsaError(
-            f"exporting to ONNX needs {error.name}; pip install 'elsa-format[onnx]'"
-        ) from None
+        raise MissingExtra.of(error, "exporting to ONNX", "onnx") from None
     return onnx
-
-
-def main() -> None:
-    """Run as `elsa-export`."""
-    export(prog_name="elsa-export")

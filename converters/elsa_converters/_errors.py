@@ -4,12 +4,13 @@ FormatError
 ├── InvalidOnnx          not an ONNX model, or one that contradicts itself
 ├── InvalidExternalData  external data that is missing, too short or out of its file
 ├── UnsupportedOnnx      valid, but not something a level can be exported to
-└── TemplateMismatch     the template's tensors are not those of the ELSA file
+├── TemplateMismatch     the template's tensors are not those of the ELSA file
+└── MisplacedOutput      it can not point to its data, or has none to stand beside; InvalidOption
 """
 
 from collections.abc import Sequence
 
-from elsa_format import FormatError
+from elsa_format import FormatError, InvalidOption, UnsafePath
 
 
 class InvalidOnnx(FormatError):
@@ -22,6 +23,10 @@ class InvalidExternalData(FormatError):
 
 class UnsupportedOnnx(FormatError):
     """The model uses something that has no counterpart here."""
+
+
+class MisplacedOutput(InvalidOption, UnsafePath, UnsupportedOnnx):
+    """A model and its data cannot be where they were asked to be."""
 
 
 class TemplateMismatch(FormatError):

@@ -13,22 +13,31 @@ from elsa_format._blocks import (
 from elsa_format._choose import choose_level
 from elsa_format._dtypes import DTYPES, Dtype, of_array
 from elsa_format._header import Header, TensorInfo, read_header
-from elsa_format._json import dump
+from elsa_format._json import dump, is_text
 from elsa_format._layouts import mask_of
 from elsa_format._memory import BLOCK, Arena
-from elsa_format._output import Output, Target, open_output
+from elsa_format._output import (
+    AtomicFile,
+    Output,
+    Target,
+    commit_together,
+    is_special,
+    open_output,
+)
 from elsa_format._plan import Step, plain_names, plan
-from elsa_format._profile import LevelLike, Profile, variant_name
+from elsa_format._profile import LevelLike, LevelNumber, Profile, find_level, variant_name
 from elsa_format._storage import is_url
 
 __all__ = [
     "BLOCK",
     "DTYPES",
     "Arena",
+    "AtomicFile",
     "BlockReader",
     "Dtype",
     "Header",
     "LevelLike",
+    "LevelNumber",
     "OpenSource",
     "Output",
     "Profile",
@@ -39,8 +48,12 @@ __all__ = [
     "TensorInfo",
     "as_array",
     "choose_level",
+    "commit_together",
     "dump",
+    "find_level",
     "ignore",
+    "is_special",
+    "is_text",
     "is_url",
     "mask_of",
     "of_array",

@@ -1,31 +1,49 @@
 """The commands: one group `elsa`, and each command as a script of its own."""
 
+import sys
 from importlib import import_module
-from importlib.metadata import entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+from elsa_format._cli._options import SETTINGS, VERSION
+from elsa_format._cli._terminal import reports_errors
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoints
 
 OWN = ("pack", "extract", "inspect", "verify")
 
 
+def find_command(name: str) -> click.Command | None:
+    """A command by its name; those of other packages are entry points `elsa.commands`."""
+    if name in OWN:
+        module: Any = import_module(f"elsa_format._cli.{name}")
+        return module.command  # type: ignore[no-any-return]
+    for entry in _others():
+        if entry.name == name:
+            return entry.load()  # type: ignore[no-any-return]
+    return None
+
+
+def _others() -> "EntryPoints":
+    from importlib.metadata import entry_points  # only here, as it takes long to import
+
+    return entry_points(group="elsa.commands")
+
+
 class _Commands(click.Group):
-    """Loads a command when it is asked for; others join by the entry points `elsa.commands`."""
+    """Loads a command when it is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*OWN, *sorted({entry.name for entry in entry_points(group="elsa.commands")})]
+        return [*OWN, *sorted({entry.name for entry in _others()})]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name in OWN:
-            command: Any = import_module(f"elsa_format._cli.{cmd_name}")
-            return command.command  # type: ignore[no-any-return]
-        for entry in entry_points(group="elsa.commands", name=cmd_name):
-            return entry.load()  # type: ignore[no-any-return]
-        return None
+        return find_command(cmd_name)
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="elsa-format", prog_name="elsa")
+@click.group(cls=_Commands, context_settings=SETTINGS)
+@VERSION
 def main() -> None:
     """One checkpoint file, several fully trained sparse networks nested inside it.
 
@@ -35,3 +53,13 @@ def main() -> None:
     elsa extract net.safetensors --level 2 -o level2.safetensors
     elsa verify net.safetensors
     """
+
+
+@reports_errors
+def run(name: str = "") -> None:
+    """Run a command as a script, or the group."""
+    command = find_command(name) if name else main
+    assert command is not None
+    script = f"elsa-{name}" if name else "elsa"
+    code = command.main(prog_name=script, standalone_mode=False)
+    sys.exit(code if isinstance(code, int) else 0)

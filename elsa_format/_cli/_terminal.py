@@ -1,25 +1,26 @@
-"""What all commands share: errors, exit codes, progress, sizes, tables."""
+"""What all commands share: errors, exit codes, what is printed, sizes, tables."""
 
 import contextlib
 import errno
 import functools
+import json
 import os
-import re
-import signal
+import shlex
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import IO, Any, NoReturn, ParamSpec, TextIO
+from collections.abc import Callable, Sequence
+from typing import IO, Any, ParamSpec, TextIO
 
 import click
 
-from elsa_format import ElsaError
+from elsa_format._cli._options import UNITS
+from elsa_format._errors import ElsaError
 from elsa_format._index import is_index
+from elsa_format._output import descriptor, open_output
+from elsa_format._start import wait_if_ending
 
 P = ParamSpec("P")
-SETTINGS = {"help_option_names": ["-h", "--help"]}
-JOBS = "Shards worked on at a time, each in its own few megabytes.  [default: 1]"
+PLAIN = str.maketrans({"×": "x", "…": "...", "≤": "<="})
+"""For terminals that know ASCII only."""
 
 
 def reports_errors(function: Callable[P, None]) -> Callable[P, None]:
@@ -31,83 +32,123 @@ def reports_errors(function: Callable[P, None]) -> Callable[P, None]:
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
-            with _raising_on_sigterm():
-                function(*args, **kwargs)
+            function(*args, **kwargs)
+        except click.ClickException as error:
+            wait_if_ending()
+            try:
+                error.show()
+            except OSError:
+                _give_up(sys.stderr)
+            sys.exit(error.exit_code)
         except ElsaError as error:
-            _fail(str(error), error.exit_code)
+            _fail(error.worded(_option, "elsa-{}".format), error.exit_code)
         except BrokenPipeError:
             # The reader went away (`| head`); nothing is wrong, and nobody is there to be told.
-            _give_up_stdout()
+            _give_up(sys.stdout)
             sys.exit(141)
         except OSError as error:
-            _give_up_stdout()
-            name = f"{error.filename}: " if error.filename else ""
+            _give_up(sys.stdout)
+            name = f"{os.fsdecode(error.filename)}: " if error.filename else ""
             _fail(f"{name}{error.strerror or error}", 1)
         except MemoryError:
             _fail("out of memory", 1)
-        except KeyboardInterrupt:
-            click.echo("", err=True)
+        except (KeyboardInterrupt, click.Abort):  # only where `_start` does not hear it
             sys.exit(130)
 
     return wrapped
 
 
+def _option(name: str, value: object) -> str:
+    """An option in the words of the command that runs."""
+    context = click.get_current_context(silent=True)
+    params = context.command.params if context else []
+    words = [opt for param in params if param.name == name for opt in param.opts]
+    option = max(words, key=len, default=f"--{name.replace('_', '-')}")
+    return option if value in (None, True) else f"{option} {shlex.quote(str(value))}"
+
+
+def _fail(message: str, code: int) -> None:
+    wait_if_ending()
+    say(f"error: {message}", err=True)
+    sys.exit(code)
+
+
 def say(text: str, *, err: bool = False) -> None:
-    """Print; what a hostile file put into a name cannot steer the terminal."""
+    """Print for people, if they are there; what is in a hostile name cannot steer the terminal."""
     stream = sys.stderr if err else sys.stdout
     if stream is None:  # closed by the caller (`>&-`)
         return
-    lines = [line if line.isprintable() else escape(line) for line in text.split("\n")]
+    text = "\n".join(escape(line) for line in text.split("\n"))
     encoding = stream.encoding or "utf-8"
-    printable = "\n".join(lines).encode(encoding, "backslashreplace").decode(encoding)
     try:
-        click.echo(printable, err=err)
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        text = text.translate(PLAIN).encode(encoding, "backslashreplace").decode(encoding)
+    try:
+        click.echo(text, err=err)
     except OSError as error:
-        raise OSError(error.errno, error.strerror, stream.name) from None
+        if not err:
+            raise OSError(error.errno, error.strerror, stream.name) from None
+        _give_up(stream)
+
+
+def answer(text: str, target: str = "-", *, force: bool = False) -> None:
+    """Print what was asked for; that it cannot be printed is an error."""
+    if target == "-":
+        _opened(sys.stdout, "<stdout>")
+        say(text)
+        return
+    with open_output(target, force=force, in_order=True) as output:
+        output.write_at(0, f"{text}\n".encode("utf-8", "backslashreplace"))
+        output.commit()
+
+
+def report(
+    result: dict[str, Any], summary: str, target: str, *, as_json: bool, quiet: bool
+) -> None:
+    """Tell what was written: to people on stderr, or as JSON on stdout unless the data is there."""
+    text = json.dumps({"output": target, **result}, indent=2)
+    if as_json and target != "-" and descriptor(target) != 1:
+        answer(text)
+    elif as_json or (summary and not quiet):
+        say(text if as_json else summary, err=True)
+
+
+def keep_apart(source: str, target: str) -> None:
+    """Refuse to replace a file by what is said about it."""
+    paths = (source, target)
+    if all(os.path.exists(path) for path in paths) and os.path.samefile(*paths):
+        raise click.UsageError("The output would replace the file it describes.")
 
 
 def escape(text: str) -> str:
     """Text with everything that is not printable written as Python would."""
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
-def _give_up_stdout() -> None:
+def _give_up(stream: Any) -> None:
     """Let Python not try once more to write what cannot be written, and complain, when it ends."""
-    if sys.stdout is sys.__stdout__ and sys.stdout is not None:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-@contextlib.contextmanager
-def _raising_on_sigterm() -> Iterator[None]:
-    """Unwind on SIGTERM, so that temporary files go wherever they have a name."""
-
-    def stop(number: int, frame: object) -> NoReturn:
-        sys.exit(128 + number)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    if stream is not None and stream in (sys.__stdout__, sys.__stderr__):  # not a test's
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def standard_input() -> IO[bytes]:
     """Standard input as bytes."""
-    return _open_stream(sys.stdin, "<stdin>")
+    return _opened(sys.stdin, "<stdin>").buffer
 
 
 def standard_output() -> IO[bytes]:
     """Standard output as bytes."""
-    return _open_stream(sys.stdout, "<stdout>")
+    return _opened(sys.stdout, "<stdout>").buffer
 
 
-def _open_stream(stream: TextIO | None, name: str) -> IO[bytes]:
+def _opened(stream: TextIO | None, name: str) -> TextIO:
     if stream is None:  # closed by the caller
         raise OSError(errno.EBADF, os.strerror(errno.EBADF), name)
-    return stream.buffer
+    return stream
 
 
 def check_shards(out: str, max_shard_size: int | None) -> None:
@@ -116,114 +157,23 @@ def check_shards(out: str, max_shard_size: int | None) -> None:
         raise click.UsageError("--max-shard-size is for an OUT that ends in .index.json.")
 
 
-def _fail(message: str, code: int) -> None:
-    say(f"error: {message}", err=True)
-    sys.exit(code)
-
-
-class Bar:
-    """A progress line on a terminal, from the first second on."""
-
-    def __init__(self, verb: str) -> None:
-        self.verb, self.started, self.drawn = verb, time.monotonic(), 0.0
-
-    def __call__(self, done: int, total: int) -> None:
-        now = time.monotonic()
-        if now - self.started < 1 or now - self.drawn < 0.1:
-            return
-        self.drawn = now
-        speed = done / (now - self.started)
-        filled = int(30 * done / total) if total else 30
-        left = int((total - done) / speed) if speed else 0
-        sys.stderr.write(
-            f"\r{self.verb} {'█' * filled}{'░' * (30 - filled)} {100 * done // max(total, 1):3d}%  "
-            f"{show_size(speed)}/s  {left // 60}:{left % 60:02d} left\x1b[K"
-        )
-        sys.stderr.flush()
-
-
-@contextlib.contextmanager
-def progress(verb: str) -> Iterator[Callable[[int, int], object]]:
-    """A progress callback that draws if stderr is a terminal, and cleans up after itself."""
-    if not sys.stderr.isatty():
-        yield lambda done, total: None
-        return
-    bar = Bar(verb)
-    try:
-        yield bar
-    finally:
-        if bar.drawn:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
-
-
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-
-
-class SizeType(click.ParamType):  # type: ignore[type-arg]
-    """A number of bytes: 20MB, 1.5GiB, 4096."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> int:
-        if isinstance(value, int):
-            return value
-        match = re.fullmatch(r"([0-9.]+)\s*([KMGT]?)(i?)B?", value.strip(), re.IGNORECASE)
-        try:
-            if match is None:
-                raise ValueError
-            number, unit, binary = float(match[1]), match[2].upper(), match[3]
-        except ValueError:
-            self.fail(f"{value!r} is not a size such as 20MB or 1.5GiB", param, ctx)
-        scale = 1024 ** list(_UNITS).index(unit) if binary else _UNITS[unit]
-        return int(number * scale)
-
-
-class LevelType(click.ParamType):  # type: ignore[type-arg]
-    """A level: 1..T or dense."""
-
-    name = "level"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        if value == "dense" or isinstance(value, int):
-            return value
-        try:
-            return int(value)
-        except ValueError:
-            self.fail(f"{value!r} is not a level: give its number, or 'dense'", param, ctx)
-
-
-class SparsityType(click.ParamType):  # type: ignore[type-arg]
-    """A sparsity in percent, or as a fraction below 1."""
-
-    name = "percent"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> float:
-        try:
-            number = float(str(value).removesuffix("%"))
-        except ValueError:
-            self.fail(f"{value!r} is not a percentage", param, ctx)
-        number = number / 100 if number >= 1 or str(value).endswith("%") else number
-        if not 0 <= number <= 1:
-            self.fail(f"{value!r} is not between 0 and 100 percent", param, ctx)
-        return number
-
-
 def show_size(size: float) -> str:
     """A size as people read it.
 
-    >>> show_size(46_200_000)
-    '46.2 MB'
+    >>> show_size(46_200_000), show_size(999_999_999)
+    ('46.2 MB', '1 GB')
     """
-    for unit, scale in reversed(list(_UNITS.items())):
-        if size >= scale and unit:
-            return f"{size / scale:.3g} {unit.replace('K', 'k')}B"
+    for unit, scale in reversed(list(UNITS.items())):
+        number = size / scale
+        if number >= 0.9995 and unit:
+            digits = f"{number:.3g}" if number < 999.5 else f"{number:.0f}"
+            return f"{digits} {unit.replace('K', 'k')}B"
     return f"{size:.0f} B"
 
 
 def table(rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
     """Rows in columns, the first `left` columns to the left, numbers to the right."""
-    rows = [[cell if cell.isprintable() else escape(cell) for cell in row] for row in rows]
+    rows = [[escape(cell) for cell in row] for row in rows]
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:

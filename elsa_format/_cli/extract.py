@@ -5,16 +5,22 @@ from typing import Any
 import click
 
 from elsa_format import extract
-from elsa_format._cli._terminal import (
+from elsa_format._cli._options import (
+    FORCE,
     JOBS,
+    JSON,
+    OUTPUT,
+    QUIET,
     SETTINGS,
-    LevelType,
-    SizeType,
-    SparsityType,
+    VERSION,
+    level_options,
+    shard_size_option,
+)
+from elsa_format._cli._progress import progress
+from elsa_format._cli._terminal import (
     check_shards,
-    progress,
+    report,
     reports_errors,
-    say,
     show_size,
     standard_input,
     standard_output,
@@ -25,14 +31,8 @@ from elsa_format._shard_output import written_size
 
 @click.command("extract", context_settings=SETTINGS)
 @click.argument("source", metavar="SRC", type=click.Path(dir_okay=False, allow_dash=True))
-@click.option("-l", "--level", type=LevelType(), help="The level: 1 (sparsest) to T, or dense.")
-@click.option(
-    "--sparsity", type=SparsityType(), help="The densest level with at least this many zeros."
-)
-@click.option("--max-size", type=SizeType(), help="The densest level whose file is not larger.")
-@click.option(
-    "-o", "--output", "target", metavar="OUT", required=True, help="File, or - for stdout."
-)
+@level_options
+@OUTPUT
 @click.option(
     "--layout",
     type=click.Choice(LAYOUTS),
@@ -41,14 +41,17 @@ from elsa_format._shard_output import written_size
     help="How to store nested tensors.",
 )
 @click.option("--keep-levels", is_flag=True, help="Stay an ELSA file with levels 1 to LEVEL.")
-@click.option(
-    "--max-shard-size", type=SizeType(), help="With an OUT.index.json: most bytes of a shard."
-)
-@click.option("-j", "--jobs", type=click.IntRange(1), default=1, help=JOBS)
+@shard_size_option
+@JOBS
 @click.option("--no-verify", is_flag=True, help="Do not compare checksums.")
-@click.option("-f", "--force", is_flag=True, help="Replace OUT if it exists.")
+@FORCE
+@JSON
+@QUIET
+@VERSION
 @reports_errors
-def command(source: str, target: str, no_verify: bool, **options: Any) -> None:
+def command(
+    source: str, target: str, no_verify: bool, as_json: bool, quiet: bool, **options: Any
+) -> None:
     """Write one level of an ELSA file as a checkpoint of its own.
 
     SRC is read front to back once, in constant memory, so it may be a pipe (-) or a URL; or it is a
@@ -56,6 +59,7 @@ def command(source: str, target: str, no_verify: bool, **options: Any) -> None:
 
     \b
     elsa-extract net.safetensors --level 2 -o level2.safetensors
+    elsa-extract net.safetensors --level 95% -o small.safetensors
     elsa-extract net.safetensors --sparsity 90 --layout bitmask -o small.safetensors
     elsa-extract net.safetensors --max-size 20MB --layout csr -o small.safetensors
     cat net.safetensors | elsa-extract - --level 1 -o - > level1.safetensors
@@ -64,7 +68,7 @@ def command(source: str, target: str, no_verify: bool, **options: Any) -> None:
     if sum(wishes) != 1:
         raise click.UsageError("Give one of --level, --sparsity and --max-size.")
     check_shards(target, options["max_shard_size"])
-    with progress("extracting") as shown:
+    with progress("extracting", quiet=quiet) as shown:
         level = extract(
             standard_input() if source == "-" else source,
             standard_output() if target == "-" else target,
@@ -72,11 +76,12 @@ def command(source: str, target: str, no_verify: bool, **options: Any) -> None:
             progress=shown,
             **options,
         )
-    if target != "-":
-        size = show_size(written_size(target))
-        say(f"{target}: level {level}, {size} as {options['layout']}", err=True)
-
-
-def main() -> None:
-    """Run as `elsa-extract`."""
-    command(prog_name="elsa-extract")
+    size = None if target == "-" else written_size(target)
+    shown_size = "" if size is None else f", {show_size(size)}"
+    report(
+        {"level": level, "layout": options["layout"], "size": size},
+        f"{target}: level {level}{shown_size} as {options['layout']}" if target != "-" else "",
+        target,
+        as_json=as_json,
+        quiet=quiet,
+    )

@@ -1,16 +1,17 @@
 """elsa-inspect: what a file holds, in the terminal, as JSON or as a page."""
 
 import json
-import os
 from typing import Any
 
 import click
 
 from elsa_format import File
 from elsa_format import open as open_elsa
+from elsa_format._cli._options import FORCE, JSON, PRINTED, QUIET, SETTINGS, VERSION
+from elsa_format._cli._progress import progress
 from elsa_format._cli._terminal import (
-    SETTINGS,
-    progress,
+    answer,
+    keep_apart,
     reports_errors,
     say,
     show_size,
@@ -27,7 +28,7 @@ MOST_COLUMNS = 8
 
 @click.command("inspect", context_settings=SETTINGS)
 @click.argument("source", metavar="SRC", type=click.Path(dir_okay=False, allow_dash=True))
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@PRINTED
 @click.option("--layers/--no-layers", default=True, help="Show the table of nested tensors.")
 @click.option(
     "--html",
@@ -37,10 +38,20 @@ MOST_COLUMNS = 8
     help="Write a page with tables and charts, which needs no network; - for stdout.",
 )
 @click.option("--full", is_flag=True, help="With --html: read the data too, for pictures of masks.")
-@click.option("-f", "--force", is_flag=True, help="With --html: replace OUT if it exists.")
+@FORCE
+@JSON
+@QUIET
+@VERSION
 @reports_errors
 def command(
-    source: str, as_json: bool, layers: bool, target: str | None, full: bool, force: bool
+    source: str,
+    printed: str,
+    layers: bool,
+    target: str | None,
+    full: bool,
+    force: bool,
+    as_json: bool,
+    quiet: bool,
 ) -> None:
     """Show the levels and layers of an ELSA file; reads the header only, whatever the file's size.
 
@@ -50,24 +61,23 @@ def command(
     elsa-inspect net.safetensors --html report.html
     elsa-inspect net.safetensors --html report.html --full
     """
+    keep_apart(source, target or printed)
     if target is not None:
-        if as_json:
-            raise click.UsageError("Give --json or --html, not both.")
-        _write_page(source, target, full=full, force=force)
+        if as_json or printed != "-":
+            raise click.UsageError("--html OUT goes with neither --json nor --output.")
+        _write_page(source, target, full=full, force=force, quiet=quiet)
         return
-    if full or force:
-        raise click.UsageError("--full and --force go with --html.")
+    if full:
+        raise click.UsageError("--full goes with --html.")
+    if force and printed == "-":
+        raise click.UsageError("--force goes with --html and --output.")
     with open_elsa(standard_input() if source == "-" else source) as file:
-        if as_json:
-            say(json.dumps(describe(file), indent=2))
-        else:
-            say(show(file, layers=layers))
+        text = json.dumps(describe(file), indent=2) if as_json else show(file, layers=layers)
+    answer(text, printed, force=force)
 
 
-def _write_page(source: str, target: str, *, full: bool, force: bool) -> None:
-    if os.path.exists(source) and os.path.exists(target) and os.path.samefile(source, target):
-        raise click.UsageError("The page would replace the file it describes.")
-    with progress("reading") as shown:
+def _write_page(source: str, target: str, *, full: bool, force: bool, quiet: bool) -> None:
+    with progress("reading", quiet=quiet) as shown:
         size = write_report(
             standard_input() if source == "-" else source,
             standard_output() if target == "-" else target,
@@ -75,7 +85,7 @@ def _write_page(source: str, target: str, *, full: bool, force: bool) -> None:
             force=force,
             progress=shown,
         )
-    if target != "-":
+    if target != "-" and not quiet:
         say(f"{target}: report, {show_size(size)}", err=True)
 
 
@@ -172,8 +182,3 @@ def _layer_table(file: File) -> str:
 
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.6g}"
-
-
-def main() -> None:
-    """Run as `elsa-inspect`."""
-    command(prog_name="elsa-inspect")

@@ -1,19 +1,25 @@
 """elsa-pack: nest levels into a checkpoint."""
 
-import json
 from typing import Any
 
 import click
 
 from elsa_format import PackReport, pack
-from elsa_format._cli._terminal import (
+from elsa_format._cli._options import (
+    FORCE,
     JOBS,
+    JSON,
+    OUTPUT,
+    QUIET,
     SETTINGS,
-    SizeType,
+    VERSION,
+    shard_size_option,
+)
+from elsa_format._cli._progress import progress
+from elsa_format._cli._terminal import (
     check_shards,
-    progress,
+    report,
     reports_errors,
-    say,
     show_size,
     standard_output,
     table,
@@ -72,18 +78,17 @@ from elsa_format._shard_output import written_size
 )
 @click.option("--template", metavar="FILE", help="For ONNX: write the graph, pointing into OUT.")
 @click.option("--no-digests", is_flag=True, help="Do not compute level digests.")
-@click.option("-o", "--output", "out", metavar="OUT", required=True, help="File, or - for stdout.")
-@click.option(
-    "--max-shard-size", type=SizeType(), help="With an OUT.index.json: most bytes of a shard."
-)
-@click.option("-j", "--jobs", type=click.IntRange(1), default=1, help=JOBS)
-@click.option("-f", "--force", is_flag=True, help="Replace OUT if it exists.")
-@click.option("--json", "as_json", is_flag=True, help="Print what was packed as JSON.")
-@click.option("-q", "--quiet", is_flag=True, help="Print no summary.")
+@OUTPUT
+@shard_size_option
+@JOBS
+@FORCE
+@JSON
+@QUIET
+@VERSION
 @reports_errors
 def command(
     dense: str,
-    out: str,
+    target: str,
     sparsities: str | None,
     names: str | None,
     levels: tuple[str, ...],
@@ -109,13 +114,15 @@ def command(
     """
     if sum(map(bool, (sparsities, levels, counters))) != 1:
         raise click.UsageError("Give one of --sparsities, --level and --counters.")
-    if template is not None and out == "-":
+    if options["per_level"] and not levels:
+        raise click.UsageError("--per-level takes tensors from --level checkpoints.")
+    if template is not None and target == "-":
         raise click.UsageError("--template points into a file; -o - is none.")
-    check_shards(out, options["max_shard_size"])
-    with progress("packing") as shown:
-        report = pack(
+    check_shards(target, options["max_shard_size"])
+    with progress("packing", quiet=quiet) as shown:
+        packed = pack(
             dense,
-            standard_output() if out == "-" else out,
+            standard_output() if target == "-" else target,
             sparsities=sparsities.split(",") if sparsities else None,
             levels=levels or None,
             counters=counters,
@@ -125,50 +132,42 @@ def command(
             progress=shown,
             **options,
         )
-    if as_json:
-        say(json.dumps(_as_json(report, out), indent=2), err=out == "-")
-    elif not quiet:
-        say(_summary(report, out), err=True)
+    size = None if target == "-" else written_size(target)
+    summary = _summary(packed) + ("" if size is None else f"\n{target}: {show_size(size)}")
+    report(_as_json(packed, size), summary, target, as_json=as_json, quiet=quiet)
 
 
-def _as_json(report: PackReport, out: str) -> dict[str, Any]:
+def _as_json(packed: PackReport, size: int | None) -> dict[str, Any]:
     return {
-        "output": out,
-        "bits": report.profile.bits,
-        "levels": [level.to_json() for level in report.profile.levels],
-        "nested": {name: list(counts) for name, counts in report.profile.nested.items()},
-        "per_level": list(report.profile.per_level),
-        "shared": dict(report.shared),
-        "notes": list(report.notes),
+        "size": size,
+        "bits": packed.profile.bits,
+        "levels": [level.to_json() for level in packed.profile.levels],
+        "nested": {name: list(counts) for name, counts in packed.profile.nested.items()},
+        "per_level": list(packed.profile.per_level),
+        "shared": dict(packed.shared),
+        "notes": list(packed.notes),
     }
 
 
-def _summary(report: PackReport, out: str) -> str:
-    profile, total = report.profile, report.nested_weights
+def _summary(packed: PackReport) -> str:
+    profile, total = packed.profile, packed.nested_weights
     rows = [["level", "name", "sparsity", "kept"]]
     for t, level in enumerate(profile.levels, 1):
         sparsity = 1 - level.nonzero / total if total else 0
         rows.append([str(t), level.name, f"{sparsity:.3%}", f"{level.nonzero:,}"])
     lines = [table(rows, left=2), ""]
-    lines.append(f"nested: {len(report.nested)} tensors, {total:,} weights: {_few(report.nested)}")
+    lines.append(f"nested: {len(packed.nested)} tensors, {total:,} weights: {_few(packed.nested)}")
     if profile.per_level:
         lines.append(f"per level: {len(profile.per_level)} tensors: {_few(profile.per_level)}")
     reasons: dict[str, list[str]] = {}
-    for name, reason in report.shared.items():
+    for name, reason in packed.shared.items():
         reasons.setdefault(reason, []).append(name)
     for reason, names in reasons.items():
         lines.append(f"not nested ({reason}): {len(names)} tensors: {_few(names)}")
-    lines += [f"note: {note}" for note in report.notes]
-    if out != "-":
-        lines.append(f"{out}: {show_size(written_size(out))}")
+    lines += [f"note: {note}" for note in packed.notes]
     return "\n".join(lines)
 
 
 def _few(names: Any) -> str:
     names = list(names)
     return ", ".join(names[:4]) + (f", … {len(names) - 4} more" if len(names) > 4 else "")
-
-
-def main() -> None:
-    """Run as `elsa-pack`."""
-    command(prog_name="elsa-pack")

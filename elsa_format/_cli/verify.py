@@ -6,22 +6,21 @@ import json
 import click
 
 from elsa_format import verify
-from elsa_format._cli._terminal import (
-    JOBS,
-    SETTINGS,
-    progress,
-    reports_errors,
-    say,
-    standard_input,
-)
+from elsa_format._cli._options import FORCE, JOBS, JSON, PRINTED, QUIET, SETTINGS, VERSION
+from elsa_format._cli._progress import progress
+from elsa_format._cli._terminal import answer, keep_apart, reports_errors, say, standard_input
 
 
 @click.command("verify", context_settings=SETTINGS)
 @click.argument("source", metavar="SRC", type=click.Path(dir_okay=False, allow_dash=True))
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-@click.option("-j", "--jobs", type=click.IntRange(1), default=1, help=JOBS)
+@PRINTED
+@JOBS
+@FORCE
+@JSON
+@QUIET
+@VERSION
 @reports_errors
-def command(source: str, as_json: bool, jobs: int) -> None:
+def command(source: str, printed: str, jobs: int, force: bool, as_json: bool, quiet: bool) -> None:
     """Check an ELSA file: header, profile, every checksum, counter, count and level digest.
 
     SRC may be - for standard input, a URL, or a shard index (.index.json). Exit code 0 means that
@@ -30,18 +29,17 @@ def command(source: str, as_json: bool, jobs: int) -> None:
     \b
     elsa-verify net.safetensors
     """
-    with progress("verifying") as shown:
-        report = verify(standard_input() if source == "-" else source, jobs=jobs, progress=shown)
+    keep_apart(source, printed)
+    with progress("verifying", quiet=quiet) as shown:
+        found = verify(standard_input() if source == "-" else source, jobs=jobs, progress=shown)
+    summary = (
+        f"{found.path}: valid: {found.levels} levels, {found.tensors} tensors "
+        f"({found.nested} nested), {found.checksums} checksums and {found.digests} level "
+        "digests compared"
+    )
     if as_json:
-        say(json.dumps({"valid": True, **dataclasses.asdict(report)}))
-    else:
-        say(
-            f"{report.path}: valid: {report.levels} levels, {report.tensors} tensors "
-            f"({report.nested} nested), {report.checksums} checksums and {report.digests} level "
-            "digests compared"
-        )
-
-
-def main() -> None:
-    """Run as `elsa-verify`."""
-    command(prog_name="elsa-verify")
+        answer(json.dumps({"valid": True, **dataclasses.asdict(found)}), printed, force=force)
+    elif printed != "-":
+        answer(summary, printed, force=force)
+    elif not quiet:
+        say(summary)  # the exit code says it, too

@@ -1,7 +1,6 @@
 """The commands as people run them: files, pipes, exit codes, nothing left behind."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -180,13 +179,3 @@ def test_one_group_holds_all_commands() -> None:
     for name in ("pack", "extract", "inspect", "verify", "export", "train"):
         assert f"\n  {name} " in text
     assert ok("elsa", "--version").startswith(b"elsa, version")
-
-
-def test_completion_scripts_are_made() -> None:
-    done = subprocess.run(
-        [BIN / "elsa-extract"],
-        env={**os.environ, "_ELSA_EXTRACT_COMPLETE": "bash_source"},
-        capture_output=True,
-        check=True,
-    )
-    assert b"complete" in done.stdout

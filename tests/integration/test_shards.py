@@ -312,13 +312,13 @@ def test_an_index_is_there_only_with_all_its_shards(
 ) -> None:
     """A crash while shards are replaced leaves no index that names a mixture."""
     seen = []
-    commit = _shard_output.AtomicFile.commit
+    take_name = _shard_output.AtomicFile.take_name
 
     def watched(self: Any) -> None:
         seen.append(packed_index.exists())
-        commit(self)
+        take_name(self)
 
-    monkeypatch.setattr(_shard_output.AtomicFile, "commit", watched)
+    monkeypatch.setattr(_shard_output.AtomicFile, "take_name", watched)
     elsa.pack(index, packed_index, sparsities=[50], force=True)
     assert seen == [False] * 4
     assert packed_index.exists()

@@ -1,5 +1,6 @@
 """elsa-export as a user runs it."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from elsa_converters._cli import export
 from elsa_converters.onnx import _export, _writer
 
 import elsa_format
+from elsa_format._cli import main
 
 
 def test_one_level_and_all_levels(tmp_path: Path) -> None:
@@ -35,7 +37,7 @@ def test_one_level_and_all_levels(tmp_path: Path) -> None:
 
 def test_from_a_pipe_to_a_pipe(tmp_path: Path) -> None:
     elsa, template = m.packed(m.save(m.mlp(), tmp_path / "m.onnx"), tmp_path)
-    program = "from elsa_converters._cli import main; main()"
+    program = "from elsa_format._start import export; export()"
     arguments = ["-", "--onnx", str(template), "--level", "1", "-o", "-"]
     done = subprocess.run(
         [sys.executable, "-c", program, *arguments],
@@ -99,3 +101,40 @@ def test_a_template_that_cannot_point_into_the_file_is_refused_before_packing(
     with pytest.raises(elsa_format.FormatError):
         elsa_format.pack(model, packed, sparsities=[50], template=template)
     assert not packed.exists()
+
+
+def test_models_name_files_in_utf_8(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    elsa, template = m.packed(m.save(m.mlp(), tmp_path / "m.onnx"), tmp_path)
+    strange = b"\xff".decode(errors="surrogateescape")
+    os.link(elsa, f"net{strange}")
+    before = set(os.listdir())
+    one = ("export", str(elsa), "--onnx", str(template), "-l", "1", "-o", f"{strange}.onnx")
+    levels = ("export", f"net{strange}", "--onnx", str(template), "--all-levels", "-o", "l.onnx")
+    pack = ("pack", "m.onnx", "--sparsities", "9", "-o", strange, "--template", "t.onnx")
+    for words, code in ((one, 0), ((*one, "--external-data", "-f"), 2), (levels, 2), (pack, 2)):
+        done = CliRunner().invoke(main, words)
+        assert done.exit_code == code, done.output
+        assert done.stderr.count("\n") == 1
+    assert set(os.listdir()) - before == {f"{strange}.onnx"}
+
+
+def test_a_level_by_its_name(tmp_path: Path) -> None:
+    elsa, template = m.packed(m.save(m.mlp(), tmp_path / "m.onnx"), tmp_path)
+    with elsa_format.open(elsa) as file:
+        names = [level.name for level in file.levels]
+    feeds = {"x": m.weights(2, 16)}
+    expected = m.run(converter.session(elsa, template, level=2), feeds)
+    session = converter.session(elsa, template, level=names[1])
+    assert session.level == 2
+    m.assert_same(m.run(session, feeds), expected)
+    assert converter.export(elsa, template, tmp_path / "two.onnx", level=names[1]) == 2
+    converter.export_all_levels(elsa, template, tmp_path / "levels.onnx")
+    for level in (2, names[1], "2"):
+        found = converter.all_levels_session(tmp_path / "levels.onnx", level=level)
+        m.assert_same(m.run(found, feeds), expected)
+    for level in (9, "nothing", True):
+        with pytest.raises(elsa_format.NoSuchLevel, match=names[1]):
+            converter.all_levels_session(tmp_path / "levels.onnx", level=level)
+    with pytest.raises(converter.InvalidOnnx, match="not a graph of all levels"):
+        converter.all_levels_session(tmp_path / "two.onnx", level=1)

@@ -39,7 +39,7 @@ def test_without_a_commit_nothing_is_left(tmp_path: Path, temporary: str) -> Non
 
 def test_an_existing_file_is_replaced_only_by_force(tmp_path: Path, temporary: str) -> None:
     (tmp_path / "out").write_text("old")
-    with pytest.raises(elsa.OutputExists, match="--force"):
+    with pytest.raises(elsa.OutputExists, match="exists already; force=True replaces it"):
         AtomicFile(tmp_path / "out")
     with open_output(tmp_path / "out", force=True) as output:
         output.write_at(0, b"new")

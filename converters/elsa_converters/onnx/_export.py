@@ -10,9 +10,11 @@ from typing import Any
 from numpy.typing import NDArray
 from onnx import ModelProto
 
-from elsa_converters._errors import UnsupportedOnnx
+from elsa_converters._errors import MisplacedOutput
 from elsa_converters._format import (
+    AtomicFile,
     LevelLike,
+    LevelNumber,
     Output,
     Profile,
     Progress,
@@ -20,8 +22,10 @@ from elsa_converters._format import (
     Target,
     TensorInfo,
     choose_level,
+    commit_together,
     dump,
     ignore,
+    is_special,
     of_array,
     open_output,
     plan,
@@ -31,6 +35,7 @@ from elsa_converters.onnx._fold import fold_batch_norm
 from elsa_converters.onnx._hoist import remove_named
 from elsa_converters.onnx._level import Template, open_level
 from elsa_converters.onnx._model import drop_metadata
+from elsa_converters.onnx._places import location_of
 from elsa_converters.onnx._sparse import coordinates, is_smaller_sparse
 from elsa_converters.onnx._writer import LARGEST_FILE, Entry, ModelWriter, model_size
 from elsa_format import NoSuchLevel
@@ -53,13 +58,13 @@ def export(
     verify: bool = True,
     force: bool = False,
     progress: Progress = ignore,
-) -> LevelLike:
+) -> LevelNumber:
     """Write one level of an ELSA file as an ONNX model; returns which.
 
-    The level is given by number, or as the densest with at least a `sparsity` (a fraction), or as
-    the densest whose model has at most `max_size` bytes. `sparse` writes sparse initializers where
-    they are smaller; `fold` folds batch norm into the convolutions before it. Tensors go to a file
-    beside the model, named after it with `.data`, if `external_data` is true or, unless it is
+    The level is given by number or name, or as the densest with at least a `sparsity` (a fraction),
+    or as the densest whose model has at most `max_size` bytes. `sparse` writes sparse initializers
+    where they are smaller; `fold` folds batch norm into the convolutions before it. Tensors go to a
+    file beside the model, named after it with `.data`, if `external_data` is true or, unless it is
     false, the model would exceed 2 GB.
 
     >>> export("net.safetensors", "net.onnx", "level.onnx", sparsity=0.9)
@@ -89,7 +94,7 @@ def export(
                 for name, block in opened.blocks():
                     writer.append(name, block)
             writer.finish()
-            _commit(output, data, target)
+            _commit(output, data)
         return "dense" if opened.level is None else opened.level
 
 
@@ -130,8 +135,8 @@ def _choose(
         sizes[number] = model_size(binding.proto, _entries(binding, number, sparse))
         if sizes[number] <= max_size:
             return number
-    hint = "" if sparse else "; sparse initializers may be smaller"
-    raise NoSuchLevel(f"{where}: no level fits {max_size} bytes, level 1 takes {sizes[1]}{hint}")
+    problem = f"{where}: no level fits {max_size} bytes, level 1 takes {sizes[1]}"
+    raise NoSuchLevel(problem, "" if sparse else "{sparse} may be smaller", sparse=True)
 
 
 def _entries(binding: Binding, level: int | None, sparse: bool) -> list[Entry]:
@@ -159,20 +164,17 @@ def _is_external(asked: bool | None, proto: ModelProto, entries: Iterable[Entry]
 
 
 def _data_output(stack: contextlib.ExitStack, target: Target, force: bool) -> tuple[str, Output]:
-    if not isinstance(target, str | os.PathLike):
-        raise UnsupportedOnnx("external data needs a model file to stand beside, not a stream")
+    if not isinstance(target, str | os.PathLike) or is_special(target):
+        raise MisplacedOutput("external data needs a model file to stand beside, not a stream")
     path = Path(target).with_name(Path(target).name + ".data")
-    return path.name, stack.enter_context(open_output(path, force=force))
+    return location_of(Path(path.name)), stack.enter_context(open_output(path, force=force))
 
 
-def _commit(output: Output, data: tuple[str, Output] | None, target: Target) -> None:
+def _commit(output: Output, data: tuple[str, Output] | None) -> None:
     if data is None:
         output.commit()
-        return
-    data[1].commit()
-    try:
+    elif isinstance(output, AtomicFile) and isinstance(data[1], AtomicFile):
+        commit_together([data[1], output])  # the data alone is of no use
+    else:  # a device
+        data[1].commit()
         output.commit()
-    except BaseException:
-        assert isinstance(target, str | os.PathLike)
-        Path(target).with_name(data[0]).unlink(missing_ok=True)  # alone it is of no use
-        raise

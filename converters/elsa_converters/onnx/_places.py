@@ -7,9 +7,9 @@ from pathlib import Path
 
 from onnx import TensorProto
 
-from elsa_converters._format import Header, OpenSource, TensorInfo, is_url
+from elsa_converters._errors import MisplacedOutput
+from elsa_converters._format import Header, OpenSource, TensorInfo, is_text, is_url
 from elsa_converters.onnx._writer import point_to
-from elsa_format import UnsafePath
 
 PathLike = str | os.PathLike[str]
 
@@ -44,8 +44,15 @@ def relative_location(model: PathLike, data: PathLike) -> str:
     """How a model names the file its data is in; ONNX allows the same directory or one below."""
     folder, path = Path(model).resolve().parent, Path(data).resolve()
     if is_url(data) or not path.is_relative_to(folder):
-        raise UnsafePath(
+        raise MisplacedOutput(
             f"{os.fspath(model)}: {os.fspath(data)} is outside the model's directory, "
             f"where ONNX does not look for data"
         )
-    return path.relative_to(folder).as_posix()
+    return location_of(path.relative_to(folder))
+
+
+def location_of(path: Path) -> str:
+    """How a model names a file relative to itself."""
+    if not is_text(location := path.as_posix()):
+        raise MisplacedOutput(f"{location}: the model names this file, so it must be UTF-8")
+    return location

@@ -1,16 +1,18 @@
 """Run a level from memory: no file is written, and another level is one call away."""
 
 import io
+import json
 import os
 from typing import Any
 
 import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
-from onnx import ModelProto
+from onnx import ModelProto, load_model
 
-from elsa_converters._format import LevelLike, Source
-from elsa_converters.onnx._all_levels import LEVEL
+from elsa_converters._errors import InvalidOnnx
+from elsa_converters._format import LevelLike, LevelNumber, Source, find_level
+from elsa_converters.onnx._all_levels import LEVEL, LEVELS_KEY
 from elsa_converters.onnx._bind import Binding
 from elsa_converters.onnx._level import Template, open_level
 from elsa_converters.onnx._weights import TO_ONNX
@@ -43,7 +45,7 @@ class LevelSession(onnxruntime.InferenceSession):  # type: ignore[misc]
     1
     """
 
-    level: LevelLike
+    level: LevelNumber
 
     def __init__(
         self, source: Source, template: Template, level: LevelLike, options: dict[str, Any]
@@ -71,7 +73,7 @@ class LevelSession(onnxruntime.InferenceSession):  # type: ignore[misc]
         super().__init__(graph, options, **arguments)
         # Until here the values had to live; the session has copies of its own.
         del values, arrays
-        self.level = level
+        self.level = "dense" if opened.level is None else opened.level
 
 
 def _split(given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -116,7 +118,15 @@ def all_levels_session(
     (5, 100)
     """
     options, arguments = _split(ort_options)
-    number = np.array(0 if level == "dense" else level, np.int32)
+    number = np.array(find_level(level, _level_names(model), os.fspath(model)) or 0, np.int32)
     value = onnxruntime.OrtValue.ortvalue_from_numpy(number)  # held until the session exists
     options.add_external_initializers([LEVEL], [value])
     return onnxruntime.InferenceSession(os.fspath(model), options, **arguments)
+
+
+def _level_names(model: str | os.PathLike[str]) -> list[str]:
+    """The names of the levels, as the graph of all of them says."""
+    for entry in load_model(os.fspath(model), load_external_data=False).metadata_props:
+        if entry.key == LEVELS_KEY:
+            return [str(name) for name in json.loads(entry.value)["levels"]]
+    raise InvalidOnnx(f"{os.fspath(model)}: is not a graph of all levels")

@@ -98,7 +98,9 @@ class ModelWriter:
         if len(start) + length - len(graph) > LARGEST_FILE:
             raise UnsupportedOnnx(
                 f"{len(start) + length - len(graph)} bytes, expected at most {LARGEST_FILE} "
-                f"in one ONNX file: ask for external data"
+                f"in one ONNX file",
+                "{external_data} puts them beside it",
+                external_data=True,
             )
         self.output.write_at(0, start)
         position = len(start)
