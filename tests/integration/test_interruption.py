@@ -14,6 +14,7 @@ import pytest
 import elsa_format as elsa
 from elsa_format._dtypes import DTYPES
 from elsa_format._header import TensorInfo, lay_out, serialize
+from fuzz import signals
 
 BIN = Path(sys.executable).parent
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
@@ -120,7 +121,7 @@ def test_where_temporary_files_have_names(net: Path, tmp_path: Path) -> None:
     """As on file systems without unnamed files."""
     script = (
         "import elsa_format._output as output; output._OPEN_FILES = '/nowhere'\n"
-        "import elsa_format._cli as cli; cli.main()"
+        "from elsa_format import _start; _start.elsa()"
     )
     half = net.read_bytes()[: net.stat().st_size // 2]
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -166,3 +167,160 @@ def test_closed_pipe(net: Path, size: int, words: list[str]) -> None:
     process.stdout.close()
     assert process.stderr.read() == b""
     assert process.wait(20) == 141
+
+
+# --- Any moment ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def stress(tmp_path_factory: pytest.TempPathFactory) -> signals.Stress:
+    """A short run of `python -m fuzz.signals`."""
+    only = r"^(pack|pack shards|extract|extract pipe|verify|verify shards)$"
+    return signals.Stress(tmp_path_factory.mktemp("stress"), seed=0, only=only)
+
+
+@pytest.mark.parametrize("kind", signals.KINDS)
+def test_signals_at_any_moment(kind: str, stress: signals.Stress) -> None:
+    stress.kinds = (kind,)
+    for _ in range(10):
+        _, end = stress.once()
+        assert end.seconds < 5  # one, on a machine that is not busy
+
+
+def started(script: str) -> "subprocess.Popen[bytes]":
+    """A script under way that hears signals as commands do, and has said so."""
+    begin = "import os, signal, time; from elsa_format import _start; _start.end_on_signals()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"{begin}\n{script}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=hear_signals,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_where_python_does_not_come_to_its_turn(number: signal.Signals) -> None:
+    """C code that takes half a minute, as compilers and slow name servers do."""
+    script = "print('ready', flush=True)\nimport hashlib\n"
+    process = started(script + "hashlib.pbkdf2_hmac('sha256', b'', b'', 10**8)")
+    time.sleep(0.2)
+    process.send_signal(number)
+    _, complaint = process.communicate(timeout=10)
+    assert (process.returncode, complaint) == (128 + number, b"")
+
+
+def test_a_program_in_between_can_take_a_signal_over() -> None:
+    """As the trainer does, which saves its state first."""
+    process = started(
+        "before = signal.signal(signal.SIGTERM, lambda *_: print('mine', flush=True))\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(0.5)\n"
+        "signal.signal(signal.SIGTERM, before)\n"
+        "print('back', flush=True)\n"
+        "time.sleep(30)"
+    )
+    process.send_signal(signal.SIGTERM)
+    assert process.stdout is not None
+    assert [process.stdout.readline() for _ in range(2)] == [b"mine\n", b"back\n"]
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=10)
+    assert process.returncode == 143
+
+
+def test_a_fork_has_its_signals_back() -> None:
+    process = started(
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    time.sleep(30)\n"
+        "time.sleep(0.2)\n"
+        "os.kill(child, signal.SIGTERM)\n"
+        "print('ready', flush=True)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)"
+    )
+    output, _ = process.communicate(timeout=10)
+    assert (process.returncode, output) == (0, b"-15\n")
+
+
+def test_signals_that_are_ignored_stay_so(hole: Path, tmp_path: Path) -> None:
+    """As with nohup, and of jobs in the background of a script."""
+    process = subprocess.Popen(
+        [BIN / "elsa-pack", hole, "--sparsities", "90", "-o", tmp_path / "out"],
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    )
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(1)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 143
+
+
+# --- As a library --------------------------------------------------------------------------------
+
+LIBRARY = """
+import signal, threading
+numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+before = [signal.getsignal(number) for number in numbers]
+import elsa_format
+elsa_format.open
+assert [signal.getsignal(number) for number in numbers] == before
+assert signal.set_wakeup_fd(-1) == -1
+assert threading.active_count() == 1
+"""
+
+
+def test_a_library_leaves_signals_alone() -> None:
+    subprocess.run([sys.executable, "-c", LIBRARY], check=True)
+
+
+NOTEBOOK = """
+import os, random, signal, sys, time
+import elsa_format as elsa
+from elsa_format import _reader
+
+_reader.PARALLEL_FROM = 0
+net, out = sys.argv[1:]
+
+def work():
+    elsa.verify(net)
+    elsa.extract(net, out, level=1, layout="csr", force=True)
+    with elsa.open(net) as file:
+        file.load(2)
+
+work()
+begin = time.monotonic()
+work()
+usual = time.monotonic() - begin
+rng, interrupted = random.Random(0), 0
+for _ in range(40):
+    try:
+        try:
+            signal.signal(signal.SIGALRM, signal.default_int_handler)
+            signal.setitimer(signal.ITIMER_REAL, rng.uniform(0.001, usual))
+            work()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    except KeyboardInterrupt:
+        interrupted += 1
+    assert set(os.listdir(os.path.dirname(out))) <= {os.path.basename(out)}
+signal.signal(signal.SIGALRM, signal.SIG_DFL)
+signal.alarm(30)  # a hang is a failure
+work()
+print(interrupted)
+"""
+
+
+def test_ctrl_c_in_a_notebook(net: Path, tmp_path: Path) -> None:
+    """What was interrupted can be done again, and Python ends."""
+    done = subprocess.run(
+        [sys.executable, "-c", NOTEBOOK, net, tmp_path / "out"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 10
