@@ -50,7 +50,10 @@ def end_on_signals() -> None:
                 signal.signal(number, handler)
 
     os.register_at_fork(after_in_child=give_back)
-    _thread.start_new_thread(_listen, (heard, hear))
+    try:
+        _thread.start_new_thread(_listen, (heard, hear))
+    except RuntimeError:  # a limit of the system: then as Python does by itself
+        give_back()
 
 
 def _listen(heard: int, hear: Callable[[int, FrameType | None], None]) -> None:

@@ -244,6 +244,19 @@ def test_a_fork_has_its_signals_back() -> None:
     assert (process.returncode, output) == (0, b"-15\n")
 
 
+def test_without_threads_python_hears_signals_itself() -> None:
+    script = """
+import _thread, signal
+def refuse(*arguments): raise RuntimeError("can't start new thread")
+_thread.start_new_thread = refuse
+from elsa_format import _start
+_start.end_on_signals()
+assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, preexec_fn=hear_signals)
+
+
 def test_signals_that_are_ignored_stay_so(hole: Path, tmp_path: Path) -> None:
     """As with nohup, and of jobs in the background of a script."""
     process = subprocess.Popen(
