@@ -1,10 +1,11 @@
 """The ways to give every weight its counter: magnitudes, N:M, a given N, nested checkpoints."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 from itertools import pairwise
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from elsa_format._dtypes import DTYPES, Dtype
 from elsa_format._errors import CounterOutOfRange, InfeasibleLevels, NotNested, TensorMismatch
 from elsa_format._header import TensorInfo, lay_out
 from elsa_format._memory import BLOCK
+from elsa_format._profile import MAX_LEVELS
 from elsa_format._select import (
     Cut,
     Pattern,
@@ -27,31 +29,28 @@ from elsa_format._select import (
 from elsa_format._writer import LevelSpec
 
 Scope = Literal["global", "uniform"]
+SCOPES: tuple[Scope, ...] = get_args(Scope)
 Sparsity = str | float | Fraction | Pattern
 Words = NDArray[Any]
 Counters = NDArray[np.uint8]
 Tick = Callable[[int], None]
 
-MAX_LEVELS = 255
 
-
-class Assignment(Protocol):
+class Assignment(ABC):
     """A way to give every weight its counter."""
 
     specs: list[LevelSpec]
+    notes: tuple[str, ...] = ()
+    """What the user should know about the levels."""
+    passes = 0
+    """How often the weights are read before they are written; for progress only."""
 
-    def prepare(self, tensors: list[TensorInfo], tick: Tick) -> None:
+    def prepare(self, tensors: list[TensorInfo], tick: Tick) -> None:  # noqa: B027 - most need not
         """Look at all nested tensors before the first is written."""
-        ...
 
+    @abstractmethod
     def blocks(self, info: TensorInfo) -> Iterator[tuple[Words, Counters]]:
         """The tensor's weights and counters."""
-        ...
-
-    @property
-    def passes(self) -> int:
-        """How often the weights are read before they are written; for progress only."""
-        ...
 
 
 def parse_sparsity(value: Sparsity) -> Fraction | Pattern:
@@ -75,6 +74,19 @@ def parse_sparsity(value: Sparsity) -> Fraction | Pattern:
     if not 0 <= number < 1:
         raise InfeasibleLevels(f"sparsity {text!r}: expected at least 0 and below 100 percent")
     return number
+
+
+def parse_sparsities(values: Sparsity | Iterable[Sparsity]) -> list[Fraction | Pattern]:
+    """Levels as users write them: several, or a text with commas, or a lone one.
+
+    >>> parse_sparsities("95, 90") == parse_sparsities([95, 0.9])
+    True
+    """
+    if isinstance(values, str):
+        values = values.split(",")
+    elif not isinstance(values, Iterable):
+        values = [values]
+    return [parse_sparsity(value) for value in values]
 
 
 def _words(network: Checkpoint, info: TensorInfo, size: int = BLOCK) -> Iterator[Words]:
@@ -110,7 +122,7 @@ def _percent(sparsity: Fraction) -> str:
     return f"{float(sparsity * 100):.6g}%"
 
 
-class MagnitudeLevels:
+class MagnitudeLevels(Assignment):
     """Keeps the largest magnitudes, over all tensors or in each."""
 
     def __init__(
@@ -124,12 +136,9 @@ class MagnitudeLevels:
         self.network, self.sparsities, self.scope = network, sparsities, scope
         self.specs = [LevelSpec(_percent(s), target=float(s)) for s in sparsities]
         self._share_ties = any_order and scope == "global"
+        self.passes = 3 if self._share_ties else 2
         self._cuts: dict[str, Cut] = {}
         self._key = DTYPES["F32"]
-
-    @property
-    def passes(self) -> int:
-        return 3 if self._share_ties else 2
 
     def prepare(self, tensors: list[TensorInfo], tick: Tick) -> None:
         self._key = _common_dtype({info.dtype.name for info in tensors})
@@ -185,10 +194,8 @@ def _common_dtype(names: set[str]) -> Dtype:
     return DTYPES["F64" if "F64" in names else "F32"]
 
 
-class PatternLevels:
+class PatternLevels(Assignment):
     """Keeps the N largest of every M neighbours along an axis."""
-
-    passes = 0
 
     def __init__(self, network: Checkpoint, patterns: list[Pattern], axis: int) -> None:
         self.network, self.patterns, self.axis = network, patterns, axis
@@ -223,8 +230,8 @@ class PatternLevels:
             yield words, np.ascontiguousarray(counters.swapaxes(1, 2)).reshape(-1)
 
 
-class GivenCounters:
-    """The paper's N: t = frozen at step t; 0 or T+1 = only in the dense network."""
+class GivenCounters(Assignment):
+    """The paper's N: t = frozen at step t; 0, or T+1 where T is stated, = only dense."""
 
     def __init__(
         self, network: Checkpoint, given: Checkpoint, nested: Sequence[str], levels: int | None
@@ -245,19 +252,20 @@ class GivenCounters:
             raise InfeasibleLevels(f"{given.path}: {self.levels} levels, expected 1..{MAX_LEVELS}")
         self.specs = [LevelSpec(f"level {t}") for t in range(1, self.levels + 1)]
 
-    @property
-    def passes(self) -> int:
-        return 0
-
     def _count_levels(self, nested: Sequence[str]) -> int:
-        """T is the largest counter, or one less in the paper's form, where no counter is 0."""
+        """T is the largest counter."""
         largest, zeros = 0, False
         for name in nested:
             for block in self._integers(self.given.tensors[name]):
                 if block.size:
                     largest = max(largest, int(block.max()))
                     zeros = zeros or int(block.min()) <= 0
-        return largest if zeros else largest - 1
+        if largest > 1 and not zeros:
+            self.notes = (
+                f"no counter is 0, so level {largest} keeps every weight; if {largest} stands for "
+                f"the dense network, state the number of levels: {largest - 1}",
+            )
+        return largest
 
     def _integers(self, info: TensorInfo) -> Iterator[NDArray[Any]]:
         # As many counters a block as there are weights in a block of the network.
@@ -266,9 +274,6 @@ class GivenCounters:
         for block in self.given.blocks(info.name, size):
             assert info.dtype.numpy is not None
             yield block.view(info.dtype.numpy)
-
-    def prepare(self, tensors: list[TensorInfo], tick: Tick) -> None:
-        """Nothing to look at in advance."""
 
     def blocks(self, info: TensorInfo) -> Iterator[tuple[Words, Counters]]:
         given, position = self.given.tensors[info.name], 0
@@ -288,10 +293,8 @@ class GivenCounters:
             position += words.size
 
 
-class NestedCheckpoints:
+class NestedCheckpoints(Assignment):
     """Sparse checkpoints, sparsest first; what one keeps, the next keep with the same bits."""
-
-    passes = 0
 
     def __init__(self, network: Checkpoint, levels: list[Checkpoint]) -> None:
         self.network, self.levels = network, levels
@@ -302,9 +305,6 @@ class NestedCheckpoints:
                     raise TensorMismatch(f"{level.path}: tensor {name!r} is not in {network.path}")
             for info in network.tensors.values():
                 same_tensor(info, level.tensors.get(info.name), level.path)
-
-    def prepare(self, tensors: list[TensorInfo], tick: Tick) -> None:
-        """Nothing to look at in advance."""
 
     def blocks(self, info: TensorInfo) -> Iterator[tuple[Words, Counters]]:
         position = 0

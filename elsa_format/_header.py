@@ -9,6 +9,7 @@ from elsa_format._dtypes import DTYPES, Dtype
 from elsa_format._errors import (
     HeaderTooLarge,
     InvalidHeader,
+    InvalidJson,
     InvalidOffsets,
     TrailingData,
     Truncated,
@@ -189,7 +190,11 @@ def serialize(
             "shape": info.shape,
             "data_offsets": (info.start, info.stop),
         }
-    body = dump(document).encode("utf-8")
+    try:
+        body = dump(document).encode("utf-8")
+    except UnicodeEncodeError as error:
+        part = error.object[max(error.start - 20, 0) : error.end + 20]
+        raise InvalidJson(f"header: half of a surrogate pair in {part!r}") from None
     end = max(reserve, LENGTH_BYTES + len(body))
     end += -end % ALIGNMENT
     if end - LENGTH_BYTES > MAX_HEADER:

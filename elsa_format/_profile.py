@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -21,7 +21,7 @@ from elsa_format._errors import (
     UnsupportedVersion,
 )
 from elsa_format._header import Header, TensorInfo
-from elsa_format._json import dump, parse_document
+from elsa_format._json import MAX_SAFE_INTEGER, dump, parse_document
 
 VERSION = "1.0"
 KEY = "elsa"
@@ -153,7 +153,7 @@ def parse(header: Header, where: str) -> Profile:
     document = parse_document(text, f"{where}: profile")
     check_version(document, f"{where}: profile")
     _check_header(header, document, where)
-    profile = _Parser(where).profile(document)
+    profile = _Parser(f"{where}: profile").profile(document)
     _check_tensors(profile, header.tensors, where)
     return profile
 
@@ -242,7 +242,7 @@ class _Parser:
     """Checks a profile document against its schema, field by field."""
 
     def __init__(self, where: str) -> None:
-        self.where = f"{where}: profile"
+        self.where = where
 
     def fail(self, field_name: str, value: Any, expected: str) -> InvalidProfile:
         return InvalidProfile(f"{self.where} {field_name}: {_brief(value)}, expected {expected}")
@@ -342,7 +342,9 @@ class _Parser:
         return self.integer("shard number", value.get("number"), 1, of), of
 
     def metrics(self, label: str, value: Any) -> dict[str, float]:
-        if not isinstance(value, dict) or not all(_is_number(n) for n in value.values()):
+        if not isinstance(value, dict) or not all(
+            isinstance(key, str) and _is_number(n) for key, n in value.items()
+        ):
             raise self.fail(label, value, "an object of numbers")
         return value
 
@@ -354,7 +356,28 @@ class _Parser:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) is int or (type(value) is float and math.isfinite(value))
+    if type(value) is int:
+        return abs(value) <= MAX_SAFE_INTEGER
+    return type(value) is float and math.isfinite(value)
+
+
+def plain_number(value: Any) -> Any:
+    """A number of numpy, JAX and the like as Python's."""
+    return value.item() if getattr(value, "shape", None) == () else value
+
+
+def plain_numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Metrics as Python's numbers."""
+    return {name: plain_number(value) for name, value in dict(metrics).items()}
+
+
+def check_levels(levels: Sequence[Level], dense_metrics: Mapping[str, float]) -> None:
+    """Refuse, before anything is written, what no reader would accept of a level table."""
+    parser = _Parser("profile")
+    for number, level in enumerate(levels, 1):
+        parser.metrics(f"level {number} metrics", dict(level.metrics))
+        parser.level(number, level.to_json())
+    parser.metrics("dense metrics", dict(dense_metrics))
 
 
 def _matches(pattern: re.Pattern[str], value: Any) -> bool:

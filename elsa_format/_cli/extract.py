@@ -64,6 +64,8 @@ def command(source: str, target: str, no_verify: bool, **options: Any) -> None:
     if sum(wishes) != 1:
         raise click.UsageError("Give one of --level, --sparsity and --max-size.")
     check_shards(target, options["max_shard_size"])
+    if options["keep_levels"] and (options["layout"] != "dense" or options["max_size"] is not None):
+        raise click.UsageError("--keep-levels goes with --layout dense, and not with --max-size.")
     with progress("extracting") as shown:
         level = extract(
             standard_input() if source == "-" else source,
@@ -74,7 +76,12 @@ def command(source: str, target: str, no_verify: bool, **options: Any) -> None:
         )
     if target != "-":
         size = show_size(written_size(target))
-        say(f"{target}: level {level}, {size} as {options['layout']}", err=True)
+        form = (
+            f"levels 1 to {level}, {size}"
+            if options["keep_levels"]
+            else f"level {level}, {size} as {options['layout']}"
+        )
+        say(f"{target}: {form}", err=True)
 
 
 def main() -> None:

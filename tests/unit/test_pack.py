@@ -150,13 +150,27 @@ def test_levels_that_are_not_nested_are_refused(network: Network) -> None:
 def test_the_papers_counters(network: Network) -> None:
     rng = np.random.default_rng(0)
     steps = rng.integers(1, 5, (32, 10))  # 4 = T + 1: dense only
-    file = pack(network, counters={"dense/kernel": steps})
+    file = pack(network, counters={"dense/kernel": steps}, level_count=3)
     assert len(file.levels) == 3
     assert set(file.nested) == {"dense/kernel"}
     for level in (1, 2, 3):
         assert ((file.tensor("dense/kernel", level) != 0) == (steps <= level)).all()
     zeros = np.where(steps == 4, 0, steps)
     assert same_bits(pack(network, counters={"dense/kernel": zeros}).load(), file.load())
+
+
+def test_counters_without_a_zero_lose_no_level(network: Network) -> None:
+    steps = np.random.default_rng(0).integers(1, 4, (32, 10))
+    out = io.BytesIO()
+    report = elsa.pack(network, out, counters={"dense/kernel": steps})
+    file = elsa.open(out)
+    assert len(file.levels) == 3
+    for level in (1, 2, 3):
+        assert ((file.tensor("dense/kernel", level) != 0) == (steps <= level)).all()
+    assert "level 3 keeps every weight" in report.notes[0]
+    assert elsa.pack(network, out, counters={"dense/kernel": steps}, level_count=3).notes == ()
+    with pytest.raises(elsa.InfeasibleLevels, match="2 names for 3 levels"):
+        pack(network, counters={"dense/kernel": steps}, names=["a", "b"], level_count=3)
 
 
 def test_counters_that_do_not_fit_are_refused(network: Network) -> None:
