@@ -15,6 +15,7 @@ from elsa_format._errors import (
     Truncated,
     UnknownDtype,
 )
+from elsa_format._foreign import SNIFFED, foreign
 from elsa_format._json import MAX_OFFSET, dump, parse_header
 
 LENGTH_BYTES = 8
@@ -95,10 +96,13 @@ def read_header(source: Readable, where: str) -> Header:
     """Read and check the header; the source is left at the first byte of data."""
     prefix = read_exactly(source, LENGTH_BYTES)
     if len(prefix) < LENGTH_BYTES:
-        raise Truncated(f"{where}: {len(prefix)} bytes, expected a header length of 8 bytes")
+        found = f"{len(prefix)} bytes" if prefix else "is empty"
+        raise Truncated(f"{where}: {found}, expected a header length of 8 bytes")
     length = int.from_bytes(prefix, "little")
     if length > MAX_HEADER:
-        raise HeaderTooLarge(f"{where}: header of {length} bytes, expected at most {MAX_HEADER}")
+        problem = foreign(prefix + read_exactly(source, SNIFFED - LENGTH_BYTES))
+        expected = f"header of {length} bytes, expected at most {MAX_HEADER}"
+        raise HeaderTooLarge(f"{where}: {problem or expected}")
     raw = read_exactly(source, length)
     if len(raw) < length:
         raise Truncated(f"{where}: header of {length} bytes ends after {len(raw)}")

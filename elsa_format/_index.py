@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from elsa_format._errors import InvalidIndex, InvalidJson, UnsafePath
+from elsa_format._foreign import SNIFFED, foreign
 from elsa_format._header import MAX_HEADER, TensorInfo, read_exactly
 from elsa_format._json import parse_document
 from elsa_format._storage import Source, is_url, open_storage
@@ -58,6 +59,9 @@ def read_index(source: Source) -> tuple[Index, str]:
 
 def parse(raw: bytes, where: str) -> Index:
     """Check an index by itself: restricted JSON, its structure, plain file names."""
+    problem = None if raw.lstrip()[:1] == b"{" else foreign(raw[:SNIFFED])
+    if problem is not None:
+        raise InvalidJson(f"{where}: {problem}")
     try:
         document = parse_document(raw.decode("utf-8"), where)
     except UnicodeDecodeError as error:

@@ -1,5 +1,6 @@
 """Random access to the bytes of a file."""
 
+import errno
 import io
 import os
 import re
@@ -60,6 +61,8 @@ class InputFile(io.FileIO):
     """A file that is read: errors name it, and that it changes is noticed."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        if os.path.isdir(path):
+            raise IsADirectoryError(errno.EISDIR, _advice(path), os.fspath(path))
         super().__init__(path, "rb")
         self._path = os.fspath(path)
         self._opened = self._state()
@@ -253,6 +256,15 @@ def open_storage(source: Source) -> Storage:
             return PipeStorage(InputFile(source), os.fspath(source), owned=True)
         return FileStorage(source)
     return StreamStorage(source) if source.seekable() else PipeStorage(source, stream_name(source))
+
+
+def _advice(folder: str | os.PathLike[str]) -> str:
+    """What to open of a directory."""
+    names = sorted(os.listdir(folder), key=lambda name: (not name.endswith(".index.json"), name))
+    for name in names:
+        if name.endswith((".index.json", ".safetensors")):
+            return f"is a directory; name a file in it, such as {name}"
+    return "is a directory, and holds no .safetensors file"
 
 
 def stream_name(stream: IO[bytes]) -> str:
