@@ -14,7 +14,7 @@ from elsa_format._errors import (
     Truncated,
     UnknownDtype,
 )
-from elsa_format._json import MAX_OFFSET, dump, parse_header
+from elsa_format._json import MAX_OFFSET, dump, parse_header, quote
 
 LENGTH_BYTES = 8
 MAX_HEADER = 100_000_000
@@ -180,16 +180,14 @@ def serialize(
     tensors: Mapping[str, TensorInfo], metadata: Mapping[str, str], *, reserve: int = 0
 ) -> bytes:
     """Header bytes, length prefix included, padded so that the data starts at a multiple of 256."""
-    document: dict[str, Any] = {}
-    if metadata:
-        document["__metadata__"] = dict(sorted(metadata.items()))
+    entries = [f'"__metadata__":{dump(dict(sorted(metadata.items())))}'] if metadata else []
     for info in tensors.values():
-        document[info.name] = {
-            "dtype": info.dtype.name,
-            "shape": info.shape,
-            "data_offsets": (info.start, info.stop),
-        }
-    body = dump(document).encode("utf-8")
+        shape = ",".join(map(str, info.shape))
+        entries.append(
+            f'{quote(info.name)}:{{"dtype":"{info.dtype.name}","shape":[{shape}],'
+            f'"data_offsets":[{info.start},{info.stop}]}}'
+        )
+    body = f"{{{','.join(entries)}}}".encode()
     end = max(reserve, LENGTH_BYTES + len(body))
     end += -end % ALIGNMENT
     if end - LENGTH_BYTES > MAX_HEADER:
