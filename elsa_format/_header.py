@@ -16,7 +16,7 @@ from elsa_format._errors import (
     UnknownDtype,
 )
 from elsa_format._foreign import SNIFFED, foreign
-from elsa_format._json import MAX_OFFSET, dump, parse_header
+from elsa_format._json import MAX_OFFSET, dump, parse_header, quote
 
 LENGTH_BYTES = 8
 MAX_HEADER = 100_000_000
@@ -185,17 +185,15 @@ def serialize(
     tensors: Mapping[str, TensorInfo], metadata: Mapping[str, str], *, reserve: int = 0
 ) -> bytes:
     """Header bytes, length prefix included, padded so that the data starts at a multiple of 256."""
-    document: dict[str, Any] = {}
-    if metadata:
-        document["__metadata__"] = dict(sorted(metadata.items()))
+    entries = [f'"__metadata__":{dump(dict(sorted(metadata.items())))}'] if metadata else []
     for info in tensors.values():
-        document[info.name] = {
-            "dtype": info.dtype.name,
-            "shape": info.shape,
-            "data_offsets": (info.start, info.stop),
-        }
+        shape = ",".join(map(str, info.shape))
+        entries.append(
+            f'{quote(info.name)}:{{"dtype":"{info.dtype.name}","shape":[{shape}],'
+            f'"data_offsets":[{info.start},{info.stop}]}}'
+        )
     try:
-        body = dump(document).encode("utf-8")
+        body = f"{{{','.join(entries)}}}".encode()
     except UnicodeEncodeError as error:
         part = error.object[max(error.start - 20, 0) : error.end + 20]
         raise InvalidJson(f"header: half of a surrogate pair in {part!r}") from None

@@ -77,7 +77,7 @@ class Level:
             if getattr(self, key) is not None:
                 entry[key] = getattr(self, key)
         if self.metrics:
-            entry["metrics"] = dict(sorted(self.metrics.items()))
+            entry["metrics"] = _sorted_metrics(self.metrics)
         return dict(sorted(entry.items()))
 
 
@@ -110,12 +110,14 @@ class Profile:
             "bits": self.bits,
             "levels": [level.to_json() for level in self.levels],
             "nested": dict(sorted(self.nested.items())),
-            "per_level": sorted(self.per_level),
-            "checksums": dict(sorted(self.checksums.items())),
             "header": f"xxh3:{header_checksum}",
         }
+        if self.per_level:
+            document["per_level"] = sorted(self.per_level)
+        if self.checksums:
+            document["checksums"] = dict(sorted(self.checksums.items()))
         if self.dense_metrics:
-            document["dense"] = {"metrics": dict(sorted(self.dense_metrics.items()))}
+            document["dense"] = {"metrics": _sorted_metrics(self.dense_metrics)}
         if self.shard:
             document["shard"] = {"number": self.shard[0], "of": self.shard[1]}
         return dump(dict(sorted(document.items())))
@@ -143,6 +145,11 @@ class Profile:
         return frozenset(self.per_level)
 
 
+def _sorted_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Metrics as they are written: as doubles, whatever kind of number was given."""
+    return {name: float(value) for name, value in sorted(metrics.items())}
+
+
 def parse(header: Header, where: str) -> Profile:
     """The profile in a header, checked against the schema and the tensors."""
     text = header.metadata.get(KEY)
@@ -165,7 +172,7 @@ def check_version(
     version = document.get("version")
     if not isinstance(version, str) or not re.fullmatch(r"[0-9]+\.[0-9]+", version):
         raise malformed(f"{where} version {version!r}, expected 'MAJOR.MINOR'")
-    if version.split(".")[0] != VERSION.split(".")[0]:
+    if not version.startswith("1."):  # as text: 01 is another major version
         raise UnsupportedVersion(f"{where} version {version}, expected 1.x")
     requires = document.get("requires", [])
     if not isinstance(requires, list) or not all(isinstance(item, str) for item in requires):
@@ -182,10 +189,15 @@ def _check_header(header: Header, document: Mapping[str, Any], where: str) -> No
         raise InvalidProfile(
             f"{where}: profile header {stated!r}, expected xxh3: and 16 hex digits"
         )
+    found = header_checksum(header.raw, stated)
+    if found != stated:
+        raise ChecksumMismatch(f"{where}: header has checksum {found}, expected {stated}")
+
+
+def header_checksum(raw: bytes, stated: str) -> str:
+    """The checksum of a header, the digits of the one it states taken as zeros (spec §8.2)."""
     digits = stated.removeprefix("xxh3:").encode()
-    found = xxhash.xxh3_64_hexdigest(header.raw.replace(digits, ZEROS.encode()))
-    if found.encode() != digits:
-        raise ChecksumMismatch(f"{where}: header has checksum xxh3:{found}, expected {stated}")
+    return f"xxh3:{xxhash.xxh3_64_hexdigest(raw.replace(digits, ZEROS.encode()))}"
 
 
 def _check_tensors(profile: Profile, tensors: Mapping[str, TensorInfo], where: str) -> None:

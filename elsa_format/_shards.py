@@ -61,8 +61,10 @@ class Shards:
             self._starts.append(position)
             for info in shard.header.tensors.values():
                 tensors[info.name] = replace(info, start=position + info.start)
-            metadata |= {k: v for k, v in shard.header.metadata.items() if k != KEY}
+            # Of two values the first shard's counts (spec §10.1).
+            metadata = {**shard.header.metadata, **metadata}
             position += shard.header.data_size
+        metadata.pop(KEY, None)
         headers = sum(shard.header.data_start for shard in self.shards)
         self.header = JoinedHeader(tensors, metadata, b"", headers_size=headers)
         self.size = self.header.data_start + self.header.data_size
@@ -154,20 +156,15 @@ def open_network(source: Source) -> tuple[Storage, Header, Profile]:
     return _open_file(source, _profile.parse)
 
 
-def open_plain(source: Source) -> tuple[Storage, Header]:
-    """A safetensors file: its bytes and header."""
-    storage, header, _ = _open_file(source, _nothing)
+def open_plain(source: Source, check: Callable[[Header, str], object]) -> tuple[Storage, Header]:
+    """A safetensors file: its bytes and header, which `check` may refuse."""
+    storage, header, _ = _open_file(source, check)
     return storage, header
-
-
-def open_shards(source: Source) -> Shards:
-    """The shards of any checkpoint, sorted by file name."""
-    return _open(source, _nothing)[0]
 
 
 def open_elsa_shards(source: Source) -> tuple[Shards, Profile]:
     """The shards of an ELSA network by their numbers, and the profile of the whole."""
-    shards, index, profiles = _open(source, _profile.parse)
+    shards, index, profiles = open_parsed(source, _profile.parse)
     try:
         return _join(shards, index, profiles)
     except BaseException:
@@ -189,10 +186,6 @@ def shard_source(source: Source, file: str) -> Source:
     return shard_path(Path(source), file)
 
 
-def _nothing(header: Header, where: str) -> None:
-    """What is parsed of a header that need not have a profile."""
-
-
 def _open_file(source: Source, parse: Callable[[Header, str], T]) -> tuple[Storage, Header, T]:
     storage = open_storage(source)
     try:
@@ -205,7 +198,10 @@ def _open_file(source: Source, parse: Callable[[Header, str], T]) -> tuple[Stora
     return storage, header, parsed
 
 
-def _open(source: Source, parse: Callable[[Header, str], T]) -> tuple[Shards, Index, dict[str, T]]:
+def open_parsed(
+    source: Source, parse: Callable[[Header, str], T]
+) -> tuple[Shards, Index, dict[str, T]]:
+    """Shards sorted by file name, their index, and by file what is parsed of the headers."""
     index, where = read_index(source)
     sources = {file: shard_source(source, file) for file in index.files}
     for file, path in sources.items():
@@ -261,9 +257,7 @@ def _join(shards: Shards, index: Index, profiles: Mapping[str, Profile]) -> tupl
             raise InvalidIndex(
                 f"{where}: {shard.file!r} has other levels than {shards.shards[0].file!r}"
             )
-    stated, found = index.metadata.get("total_size"), shards.header.data_size
-    if stated is not None and (type(stated) is not int or stated != found):
-        raise InvalidIndex(f"{where}: total_size {stated!r}, but the tensors have {found} bytes")
+    check_total_size(index, shards)
     ordered = [numbers[number] for number in sorted(numbers)]
     whole = join_profiles([profiles[shard.file] for shard in ordered])
     for t, level in enumerate(whole.levels):
@@ -273,6 +267,16 @@ def _join(shards: Shards, index: Index, profiles: Mapping[str, Profile]) -> tupl
                 f"{where}: level {t + 1}: nonzero {level.nonzero}, but its tensors keep {kept}"
             )
     return Shards(where, ordered), whole
+
+
+def check_total_size(index: Index, shards: Shards) -> None:
+    """Compare the size that the index states, if it does, with that of the tensors."""
+    found = shards.header.data_size
+    stated = index.metadata.get("total_size", found)
+    if type(stated) is not int or stated != found:
+        raise InvalidIndex(
+            f"{shards.name}: total_size {stated!r}, but the tensors have {found} bytes"
+        )
 
 
 def join_profiles(parts: Sequence[Profile]) -> Profile:

@@ -14,22 +14,28 @@ import shutil
 import struct
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for those who run the file itself
 
 from spec import plain_elsa as plain
-from spec.cases import container, data, level_files, profile, shards, valid
+from spec.cases import container, data, level_files, level_shards, profile, shards, valid
 from spec.cases.build import dump
+from spec.cases.checksums import checksum_cases
 from spec.cases.collection import Collection, error_of
 from spec.cases.embed import embed_cases
+from spec.cases.written import written_cases
 
 HERE = Path(__file__).resolve().parent
 VECTORS = HERE / "vectors"
 SPEC = HERE / "elsa-1.0.md"
 EXAMPLE = "valid/example.safetensors"
+READ_INDEX: dict[str, tuple[Callable[[Path], Any], Callable[[Path], Any]]] = {
+    "index": (plain.open_index, plain.validate_index),
+    "level_index": (plain.open_level_index, plain.load_level_index),
+}
 
 
 def annotate(raw: bytes) -> str:
@@ -77,10 +83,11 @@ def with_example(spec: str, raw: bytes) -> str:
 def check_indexes(root: Path, entries: Sequence[dict[str, Any]]) -> None:
     """Put the sharded vectors, which need their files on disk, to the second implementation."""
     for entry in entries:
-        if entry["kind"] == "index":
+        if entry["kind"] in READ_INDEX:
             path = root / entry["file"]
-            opened = error_of(lambda path=path: plain.open_index(path))  # type: ignore[misc]
-            found = opened or error_of(lambda path=path: plain.validate_index(path))  # type: ignore[misc]
+            open_, load = READ_INDEX[entry["kind"]]
+            opened = error_of(lambda path=path, open_=open_: open_(path))  # type: ignore[misc]
+            found = opened or error_of(lambda path=path, load=load: load(path))  # type: ignore[misc]
             if found != entry.get("error"):
                 raise ValueError(f"{entry['file']} gives {found}")
             if found and not opened:
@@ -90,7 +97,7 @@ def check_indexes(root: Path, entries: Sequence[dict[str, Any]]) -> None:
 def write_all(root: Path, *, extended: bool = False) -> None:
     """Write every vector, the manifest and the embedding cases below a directory."""
     out = Collection(extended)
-    for part in (valid, container, profile, data, level_files, shards):
+    for part in (valid, container, profile, data, level_files, shards, level_shards):
         part.add_cases(out)
     for file, raw in out.files.items():
         (root / file).parent.mkdir(parents=True, exist_ok=True)
@@ -99,9 +106,11 @@ def write_all(root: Path, *, extended: bool = False) -> None:
     lines = ",\n".join(dump(entry) for entry in sorted(out.entries, key=lambda e: str(e["file"])))
     text = f'{{"spec":"ELSA 1.0","vectors":[\n{lines}\n]}}\n'
     (root / "manifest.json").write_text(text, encoding="utf-8")
-    cases = embed_cases()
-    text = dump(cases).replace('{"dtype"', '\n{"dtype"').replace('"refused', '\n"refused') + "\n"
-    (root / "embed.json").write_text(text, encoding="utf-8")
+    text = dump(embed_cases()).replace('{"dtype"', '\n{"dtype"').replace('"refused', '\n"refused')
+    (root / "embed.json").write_text(text + "\n", encoding="utf-8")
+    for name, cases in (("checksums", checksum_cases()), ("written", written_cases())):
+        lines = ",\n".join(f"{dump(key)}:{dump(value)}" for key, value in cases.items())
+        (root / f"{name}.json").write_text(f"{{{lines}}}\n", encoding="utf-8")
 
 
 def tree(root: Path) -> dict[str, bytes]:
