@@ -474,8 +474,8 @@ class Elsa:
         return len(self.profile["levels"])
 
 
-def open_elsa(raw: bytes) -> Elsa:
-    """All that a Reader checks before it reads data, in the order of §11.2."""
+def open_header(raw: bytes) -> Elsa:
+    """What a Reader checks in the header, in the order of §11.2."""
     container = read_container(raw)
     if "elsa" not in container.metadata:
         raise Bad("NotElsa", "no profile")
@@ -489,8 +489,14 @@ def open_elsa(raw: bytes) -> Elsa:
             raise Bad("ChecksumMismatch", "header")
     check_profile(profile)
     check_against_tensors(profile, container.tensors)
-    container.check_size()
     return Elsa(container, profile)
+
+
+def open_elsa(raw: bytes) -> Elsa:
+    """All that a Reader checks before it reads data."""
+    elsa = open_header(raw)
+    elsa.container.check_size()
+    return elsa
 
 
 # --- Levels and digests (§4.2, §6, §7) -----------------------------------------------------------
@@ -749,7 +755,7 @@ def decode_csr(
 # --- Shards (§10) --------------------------------------------------------------------------------
 
 
-def open_index(path: Path) -> list[Elsa]:
+def open_index(path: Path, open_shard: Callable[[bytes], Elsa] = open_elsa) -> list[Elsa]:
     """The shards of a network, in the order of their numbers, checked against the index."""
     try:
         text = path.read_bytes().decode("utf-8")
@@ -775,7 +781,7 @@ def open_index(path: Path) -> list[Elsa]:
     for name in files:
         if not (path.parent / name).is_file():
             raise Bad("InvalidIndex", f"{name} is missing")
-    parts = {name: open_elsa((path.parent / name).read_bytes()) for name in files}
+    parts = {name: open_shard((path.parent / name).read_bytes()) for name in files}
     for name, part in parts.items():
         listed = {tensor for tensor, shard in weight_map.items() if shard == name}
         if listed != set(part.container.tensors):
