@@ -153,9 +153,9 @@ def quarters(n: int) -> list[int]:
     return [min(q, max(0, n - i * q)) for i in range(4)]
 
 
-def write_huffman(data: bytes) -> bytes:
-    """The stream as type 2, without the type (§8.3)."""
-    lengths = code_lengths(Counter(data))
+def write_huffman(data: bytes, lengths: dict[int, int] | None = None) -> bytes:
+    """The stream as type 2, without the type, by default with the code of a Writer (§8.3)."""
+    lengths = lengths or code_lengths(Counter(data))
     code = codewords(lengths)
     last = max(lengths)
     nibbles = [(lengths.get(symbol, 0), 4) for symbol in range(last + 1)]

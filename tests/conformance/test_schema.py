@@ -1,4 +1,4 @@
-"""The JSON Schemas against the documents in the vectors (ELSA-R-048, ELSA-R-065)."""
+"""The JSON Schemas against the documents in the vectors (ELSA-R-048, ELSA-R-065, ELSA-D-008)."""
 
 import json
 from typing import Any
@@ -7,7 +7,11 @@ import jsonschema
 import pytest
 from vector_files import SPEC, Vector, each, metadata
 
-SCHEMAS = {"elsa": ("elsa", "profile.schema.json"), "level": ("elsa_level", "level.schema.json")}
+SCHEMAS = {
+    "elsa": ("elsa", "profile.schema.json"),
+    "level": ("elsa_level", "level.schema.json"),
+    "delivery": ("elsa_delivery", "delivery.schema.json"),
+}
 
 
 def problems(vector: Vector) -> list[Any]:
@@ -32,6 +36,18 @@ def test_valid_profile_fits(vector: Vector) -> None:
 @each("valid", "level")
 def test_valid_level_document_fits(vector: Vector) -> None:
     assert problems(vector) == []
+
+
+@each("valid", "delivery")
+def test_valid_delivery_document_fits(vector: Vector) -> None:
+    assert problems(vector) == []
+
+
+@each("invalid", "delivery")
+def test_invalid_delivery_document_does_not_fit(vector: Vector) -> None:
+    """Of an error in the document; what is wrong with a head or a part is no concern of it."""
+    if vector["error"] in ("InvalidDelivery", "UnsupportedVersion", "UnsupportedFeature"):
+        assert bool(problems(vector)) == ("schema" in vector)
 
 
 @each("invalid", "elsa")
