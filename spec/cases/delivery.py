@@ -29,7 +29,6 @@ from spec.cases.build import (
 )
 from spec.cases.collection import Collection
 from spec.cases.shards import make_index, make_shards, shard_name
-from spec.cases.valid import per_level_network
 
 EXAMPLE = "valid/delivery/example.ship.safetensors"
 
@@ -161,12 +160,15 @@ def to_words(dtype: str, values: Sequence[int], tau: int, steps: Sequence[int]) 
     return pack_words(dtype, words)
 
 
-def fibonacci_stream(symbols: int) -> bytes:
-    """Bytes whose Huffman code would be as deep as can be, in a mixed order."""
-    counts = [1, 1]
-    while len(counts) < symbols:
-        counts.append(counts[-1] + counts[-2])
-    left = [7 * symbol % 251 for symbol, count in enumerate(counts) for _ in range(count)]
+FIBONACCI = [1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377]
+"""Counts whose Huffman code is as deep as can be."""
+TWICE = [1, 2, 2, 5, 10, 20, 33, 45, 95, 188, 257, 431, 698, 1241]
+"""Counts that have to be halved twice until 12 bits are enough."""
+
+
+def mixed(counts: Sequence[int]) -> bytes:
+    """So many of each of some symbols, in a mixed order."""
+    left = [7 * i for i, count in enumerate(counts) for _ in range(count)]
     random, out = numbers(5), bytearray()
     while left:
         out.append(left.pop(next(random) % len(left)))
@@ -177,15 +179,17 @@ def streams() -> list[Entry]:
     """One byte stream each, as every dtype of 8 bits is a sequence of its own."""
     random = numbers(9)
     return [
-        Entry("code limited to 12 bits", "U8", [4180], fibonacci_stream(17)),
+        Entry("13 bits, twice", "U8", [3028], mixed(TWICE)),
+        Entry("13 bits, then 7", "F6_E3M2", [1316], mixed(FIBONACCI) + b"\x5b"),
+        Entry("12 bits", "F6_E2M3", [812], mixed(FIBONACCI[:-1])),
         Entry("all symbols alike", "I8", [512], bytes(range(256)) * 2),
         Entry("one bit a symbol", "BOOL", [70], bytes(next(random) % 2 for _ in range(70))),
         Entry("symbols 3 and 255", "F8_E5M2", [300], b"\3\3\3\xff" * 75),
         Entry("constant", "F8_E4M3", [600], b"\x80" * 600),
         Entry("ties", "F8_E8M0", [60], bytes(i % 12 // 2 for i in range(60))),
         Entry("too short to code", "F8_E4M3FNUZ", [7], b"\1\1\1\1\1\1\0"),
-        Entry("no shorter coded", "F8_E5M2FNUZ", [11], b"\1\1\1\1\1\1\0\0\0\0\0"),
-        Entry("coded by a byte", "F4", [24], b"\1\1\1\1\1\1\0\0\0\0\0\0"),
+        Entry("no shorter if coded", "F8_E5M2FNUZ", [10], b"\1\1\1\1\1\1\0\0\0\0"),
+        Entry("a byte shorter if coded", "F4", [22], b"\1\1\1\1\1\1\0\0\0\0\0"),
     ]
 
 
@@ -197,6 +201,24 @@ def pattern() -> bytes:
         for t, i in enumerate(sorted(range(at, at + 4), key=lambda i: -abs(values[i]))[:2], 1):
             steps[i] = t
     return to_words("F16", values, 2, steps)
+
+
+def uneven(dtype: str, seed: int, count: int) -> bytes:
+    """Weights of every other octave, dense only: distances that are not all there."""
+    values = [v if abs(v).bit_length() % 2 else v // 2 for v in bell(seed, count)]
+    return to_words(dtype, values, 1, [0] * count)
+
+
+def singles(dtype: str, count: int, levels: int) -> bytes:
+    """One weight for each of so many levels, the others dense only: costly to write."""
+    words = []
+    random, mantissa = numbers(1), plain.MANTISSA[dtype]
+    one = plain.infinity(dtype) // 2 >> mantissa << mantissa
+    for i in range(count):
+        low = (next(random) << 32 | next(random)) % (1 << mantissa)
+        word = one - (next(random) % 4 << mantissa) + low
+        words.append(word >> 5 << 5 | (i if i <= levels else 0))
+    return pack_words(dtype, words)
 
 
 def sources() -> dict[str, tuple[bytes, int, str, str]]:
@@ -234,8 +256,9 @@ def sources() -> dict[str, tuple[bytes, int, str, str]]:
     dense = Entry("w", "BF16", [300], trained("BF16", values, 1, [260]))
     few = [3 << 20 if i in (255, 766, 1400) else 0 for i in range(1500)]
     sparse = Entry("x", "F16", [1500], trained("F16", few, 1, [3]))
-    raw = network([dense, sparse], 1, 1, ["w", "x"])
-    text = "T = 1: most weights kept, and three of 1500 with gaps of 255 and more; zeros"
+    half = Entry("y", "F32", [48], to_words("F32", bell(6, 48), 1, [0, 1] * 24))
+    raw = network([dense, sparse, half], 1, 1, ["w", "x", "y"])
+    text = "T = 1: most weights kept, every other, and three of 1500 with gaps above 255; zeros"
     found["gaps"] = raw, 18, "24 25 26 28 31", text
 
     random = numbers(77)
@@ -257,6 +280,21 @@ def sources() -> dict[str, tuple[bytes, int, str, str]]:
     raw = network([*bits, special, weights("w", "F32", [4], 2, 2)], 2, 2, ["w"])
     text = "random bits, Inf, NaN, -0 and denormals in shared tensors, blocks of 64"
     found["shared_bits"] = raw, 6, "14 19 29 31 32", text
+
+    entries = [
+        Entry("63 would change h", "BF16", [44], uneven("BF16", 31, 44)),
+        Entry("65 would change h", "F16", [46], uneven("F16", 27, 46)),
+    ]
+    text = "h chosen by one bit; a distance that does not occur counts for its length all the same"
+    found["close"] = network(entries, 1, 1, []), 18, "32", text
+
+    entries = [
+        Entry("stored", "F32", [35], singles("F32", 35, 30)),
+        Entry("not stored", "F64", [42], singles("F64", 42, 20)),
+    ]
+    raw = network(entries, 5, 30, ["stored", "not stored"])
+    text = "a block that is one byte too long, and stored for that; another that is just not"
+    found["stored"] = raw, 6, "22 23", text
 
     entries = [Entry("w", "BF16", [40], pack_words("BF16", make_words("BF16", 40, 7, 2, 3)))]
     raw = network(entries, 7, 2, ["w"])
@@ -334,7 +372,9 @@ OF_VECTORS = {
     "unicode_names": (18, "4", "a source with Unicode names"),
     "version_1_7": (18, "4", "a source of a later minor version"),
 }
-ONLY_EXTENDED = (*("unicode_names", "version_1_7", "tau_2", "tau_3", "tau_4", "tau_5", "tau_6"),)
+ONLY_EXTENDED = (
+    *("unicode_names", "version_1_7", "tau_2", "tau_3", "tau_4", "tau_5", "tau_6", "tau_7"),
+)
 
 
 def add_cases(out: Collection) -> None:
@@ -446,7 +486,7 @@ def add_freedoms(out: Collection) -> None:
     raw = draft.build()
     add(out, "choices", raw, "3 22 25 26 27 28 29 30 31 32 33 34 35", text, writer=False)
 
-    draft = Draft(elsa_file(*per_level_network(), pad=True), 20)
+    draft = Draft(delivery_example.source(), 20)
     draft.document |= {"version": "1.9", "requires": [], "x": [None, {"parts": -1.5}]}
     draft.metadata = {"elsa": "no profile", "format": "pt"}
     draft.compress = fixed

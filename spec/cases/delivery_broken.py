@@ -2,6 +2,7 @@
 
 import copy
 import zlib
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -30,14 +31,15 @@ from spec.cases.shards import make_index, make_shards, shard_name
 # Cases that differ little from one that is committed: made by --extended only, for the tests.
 EXTENDED = {
     "InvalidDelivery": """
-        bits_few bits_short block_21 block_float block_missing block_null code_one_symbol
-        code_over escape_missing gaps_many gaps_none h_254 head_adler head_checksum_missing
-        head_checksum_upper head_dictionary head_empty head_end head_method header_missing
-        header_short index_long k_above mode_2_all parts_float parts_long parts_object
-        parts_true payload_long plain_cut plain_empty requires_string sizes_beyond sizes_moved
-        source_large source_missing stored_dense stored_long stored_short tensor_missing
-        tensor_shape type_0_long type_1_cut varint_size version_missing version_number""",
+        bits_few bits_outside bits_short block_21 block_float block_missing block_null
+        code_one_symbol escape_missing gaps_many gaps_none h_254 head_adler
+        head_checksum_missing head_dictionary head_empty head_end head_long head_method
+        header_missing header_short index_long k_above mode_2_all parts_float parts_long
+        parts_object parts_true payload_long plain_cut plain_empty requires_string sizes_beyond
+        sizes_moved source_large source_missing stored_dense stored_long stored_short
+        tensor_missing tensor_shape type_1_cut varint_size version_missing version_number""",
     "InvalidJson": "document_array ship_source",
+    "DuplicateKey": "ship_document",
     "InvalidOffsets": "ship_source",
     "UnknownDtype": "ship_source",
     "UnsupportedVersion": "ship_source",
@@ -539,8 +541,10 @@ def add_values(broken: Broken) -> None:
     draft = Draft(network([entry], 3, 1, ["w"]))
     draft.payloads[0] = [b"\x08\0\5\0\1\0"]
     broken("h_mantissa", draft, "29", "h = 5 in BF16 with tau = 3, where 4 bits are left")
-    top = delivery.varint(2**13)
-    payload("top_large", b"\5" + top + good[3:], "29", "top = 2^13 with h = 5 in F32")
+    largest = [0x7FFFFFFF, 0xFFFFFFFF]
+    draft = Draft(network([Entry("b", "F32", [2], pack_words("F32", largest))], 1, 1, []))
+    draft.payloads[0] = [values(largest, "F32", 0, 5, above=1)]
+    broken("top_large", draft, "29", "top = 2^13 with h = 5 in F32")
     text = "a distance of 4 from a top of 3"
     rest = delivery.write_rest([0, 0], 22)
     payload("distance", b"\0\3\0\0\4" + rest, "31", text)
@@ -572,8 +576,12 @@ def add_streams(broken: Broken) -> None:
     stream("type_0_long", b"\0" + DIGITS + b"\0", "21 33", "25 of 24 bytes")
     stream("type_1_cut", b"\1", "33", "type 1 without its byte")
     # 02, 09, lengths 40 33 33 43 33, sizes 03 03 03 03, and four streams.
-    stream("code_under", patched(good, 6, 0x43), "35", "lengths that do not fill the code")
-    stream("code_over", patched(good, 6, 0x23), "35", "lengths that more than fill the code")
+    four = dict.fromkeys(DIGITS, 4)
+    text = "lengths that do not fill the code: 9 codewords of 4 bits"
+    stream("code_under", b"\2" + delivery.write_huffman(DIGITS, four), "35", text)
+    over = delivery.code_lengths(Counter(DIGITS)) | {10: 12}
+    text = "lengths that more than fill the code, by a symbol that does not occur"
+    stream("code_over", b"\2" + delivery.write_huffman(DIGITS, over), "35", text)
     chain = {symbol: min(symbol + 1, 13) for symbol in range(14)}
     data = bytes([*range(10), *range(10), 0, 1, 2, 3])
     text = "codewords of 13 bits, in a code that is complete"
