@@ -334,6 +334,24 @@ def test_bytes_of_the_payloads_changed_with_their_checksums(case: str) -> None:
     }
 
 
+def test_parts_of_two_files() -> None:
+    """Two networks with parts of the same sizes: only their checksums tell (ELSA-D-006)."""
+    first = EXAMPLE.parents[1] / "tau_2.safetensors"
+    source = first.read_bytes()
+    raw = plain_delivery.ship(source, compress=plain_delivery.stored_zlib)
+    opened = Delivery(raw)
+    payloads = plain_delivery.split_part(opened.part(2), opened.plan.nested, 18)
+    changed = [payload[:-1] + bytes([payload[-1] ^ 1]) for payload in payloads]
+    part = plain_delivery.part_bytes(changed)
+    start = len(raw) - len(opened.data)
+    mixture = raw[: start + opened.ends[1]] + part + raw[start + opened.ends[2] :]
+    assert error_of(lambda: plain_delivery.validate(mixture)) == "ChecksumMismatch"
+    assert Delivery(mixture).level(1) == opened.level(1)
+    assert Delivery(mixture).level(2) != opened.level(2)
+    cut = mixture[: start + opened.ends[2]]
+    assert error_of(lambda: plain_delivery.validate(cut)) == "DigestMismatch"
+
+
 @pytest.mark.parametrize("case", ["head_bomb", "index_huge", "gaps_bomb"])
 def test_bombs_are_small(case: str) -> None:
     """What a file declares is not allocated before it is there (ELSA-D-005)."""
