@@ -738,6 +738,8 @@ class Delivery:
 
     def level(self, t: int) -> LevelTensors:
         """The tensors of level t: dtype, shape and bytes."""
+        if not 1 <= t <= self.levels:
+            raise ValueError(f"level {t} of {self.levels}")
         level = self.extract(self.decode(t), t)
         return {name: (tensor.dtype, tensor.shape, tensor.data) for name, tensor in level.items()}
 

@@ -117,13 +117,11 @@ class Draft:
 # --- Sources -------------------------------------------------------------------------------------
 
 
-def network(
-    entries: Sequence[Entry], tau: int, levels: int, nested: Sequence[str], **more: Any
-) -> bytes:
-    """An ELSA file without digests and checksums, which are in the manifest."""
+def network(entries: Sequence[Entry], tau: int, levels: int, nested: Sequence[str]) -> bytes:
+    """An ELSA file without digests and checksums; its digests are in the manifest."""
     names = [str(t) for t in range(1, levels + 1)]
-    more = {"digests": False, "checksums": False} | more
-    return elsa_file(entries, describe(entries, tau, names, nested, **more))
+    profile = describe(entries, tau, names, nested, digests=False, checksums=False)
+    return elsa_file(entries, profile)
 
 
 def bell(seed: int, count: int) -> list[int]:
@@ -132,9 +130,7 @@ def bell(seed: int, count: int) -> list[int]:
     return [sum(next(random) % 2**21 for _ in range(8)) - 8 * 2**20 for _ in range(count)]
 
 
-def trained(
-    dtype: str, values: Sequence[int], tau: int, kept: Sequence[int], seed: int = 1
-) -> bytes:
+def trained(dtype: str, values: Sequence[int], tau: int, kept: Sequence[int]) -> bytes:
     """Weights as integers · 2^-24, the largest frozen first: so many at each level."""
     order = sorted(range(len(values)), key=lambda i: (-abs(values[i]), i))
     steps = [0] * len(values)
@@ -372,9 +368,8 @@ OF_VECTORS = {
     "unicode_names": (18, "4", "a source with Unicode names"),
     "version_1_7": (18, "4", "a source of a later minor version"),
 }
-ONLY_EXTENDED = (
-    *("unicode_names", "version_1_7", "tau_2", "tau_3", "tau_4", "tau_5", "tau_6", "tau_7"),
-)
+# As in collection.EXTENDED: made by --extended only, for the tests.
+EXTENDED = "unicode_names version_1_7 tau_2 tau_3 tau_4 tau_5 tau_6 tau_7"
 
 
 def add_cases(out: Collection) -> None:
@@ -384,18 +379,17 @@ def add_cases(out: Collection) -> None:
     add(out, "example", raw, "1 2 3 7 8 9 10 11 12 15 20 25 26 29 30 31 40", text)
     for case, (block, requirements, text) in OF_VECTORS.items():
         source = f"valid/{case}.safetensors"
-        if case not in ONLY_EXTENDED or out.extended:
+        if case not in EXTENDED.split() or out.extended:
             some = (1, 2, 127, 254, 255) if case == "levels_255" else ()
             raw = ship(out.files[source], block)
             add(out, case, raw, requirements, text, source=source, some=some)
     for tau in range(1, 9):
-        if f"tau_{tau}" not in ONLY_EXTENDED or out.extended:
+        if f"tau_{tau}" not in EXTENDED.split() or out.extended:
             source = f"valid/tau_{tau}.safetensors"
             raw = ship(out.files[source])
             add(out, f"tau_{tau}", raw, "20 29 30 32", f"tau = {tau}", source=source)
-    for case, (source_, block, requirements, text) in sources().items():
-        if case not in ONLY_EXTENDED or out.extended:
-            add(out, case, ship(source_, block), requirements, text)
+    for case, (made, block, requirements, text) in sources().items():
+        add(out, case, ship(made, block), requirements, text)
     add_freedoms(out)
     add_shards(out)
 
