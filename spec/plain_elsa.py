@@ -531,8 +531,8 @@ class Elsa:
         return len(self.profile["levels"])
 
 
-def open_elsa(raw: bytes) -> Elsa:
-    """All that a Reader checks before it reads data, in the order of §11.2."""
+def open_header(raw: bytes) -> Elsa:
+    """What a Reader checks in the header, in the order of §11.2."""
     container = read_container(raw)
     if "elsa" not in container.metadata:
         raise Bad("NotElsa", "no profile")
@@ -546,8 +546,14 @@ def open_elsa(raw: bytes) -> Elsa:
             raise Bad("ChecksumMismatch", "header")
     check_profile(profile)
     check_against_tensors(profile, container.tensors)
-    container.check_size()
     return Elsa(container, profile)
+
+
+def open_elsa(raw: bytes) -> Elsa:
+    """All that a Reader checks before it reads data."""
+    elsa = open_header(raw)
+    elsa.container.check_size()
+    return elsa
 
 
 # --- Levels and digests (§4.2, §6, §7) -----------------------------------------------------------
@@ -926,10 +932,10 @@ def level_table(profile: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def open_index(path: Path) -> list[Elsa]:
+def open_index(path: Path, open_shard: Callable[[bytes], Elsa] = open_elsa) -> list[Elsa]:
     """The shards of a network, in the order of their numbers, checked against the index."""
     weight_map, metadata = read_index(path)
-    parts = {name: open_elsa(raw) for name, raw in read_shards(path, weight_map).items()}
+    parts = {name: open_shard(raw) for name, raw in read_shards(path, weight_map).items()}
     containers = {name: part.container for name, part in parts.items()}
     check_map(weight_map, containers)
     found = [part.profile.get("shard", {"number": 0, "of": 0}) for part in parts.values()]

@@ -1,4 +1,7 @@
-"""The JSON Schemas against the documents in the vectors (ELSA-R-048, ELSA-R-065, ELSA-R-101)."""
+"""The JSON Schemas against the documents in the vectors.
+
+ELSA-R-048, ELSA-R-065, ELSA-R-101, ELSA-D-008.
+"""
 
 import json
 from typing import Any
@@ -11,6 +14,7 @@ SCHEMAS = {
     "elsa": ("elsa", "profile.schema.json"),
     "level": ("elsa_level", "level.schema.json"),
     "level_index": (None, "index.schema.json"),
+    "delivery": ("elsa_delivery", "delivery.schema.json"),
 }
 
 
@@ -47,6 +51,18 @@ def test_valid_index_fits(vector: Vector) -> None:
 @each("invalid", "level_index")
 def test_invalid_index_does_not_fit(vector: Vector) -> None:
     assert bool(problems(vector)) == ("schema" in vector)
+
+
+@each("valid", "delivery")
+def test_valid_delivery_document_fits(vector: Vector) -> None:
+    assert problems(vector) == []
+
+
+@each("invalid", "delivery")
+def test_invalid_delivery_document_does_not_fit(vector: Vector) -> None:
+    """Of an error in the document; what is wrong with a head or a part is no concern of it."""
+    if vector["error"] in ("InvalidDelivery", "UnsupportedVersion", "UnsupportedFeature"):
+        assert bool(problems(vector)) == ("schema" in vector)
 
 
 @each("invalid", "elsa")
