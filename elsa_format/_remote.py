@@ -41,7 +41,7 @@ _PERMANENT = (socket.gaierror, ConnectionRefusedError, ssl.SSLCertVerificationEr
 
 
 @dataclass(frozen=True)
-class Patience:
+class RetryPolicy:
     """How long to wait, and how often to try again."""
 
     timeout: float
@@ -50,7 +50,7 @@ class Patience:
     """Failures in a row, with less than a mebibyte between them."""
 
     @classmethod
-    def from_environment(cls) -> "Patience":
+    def from_environment(cls) -> "RetryPolicy":
         """ELSA_TIMEOUT (seconds) and ELSA_RETRIES, or 30 and 5."""
         return cls(_setting("ELSA_TIMEOUT", 30.0), int(_setting("ELSA_RETRIES", 5)))
 
@@ -69,14 +69,14 @@ def _setting(name: str, default: float) -> float:
 def open_url(url: str) -> Storage:
     """Storage for a URL of any scheme."""
     if urlsplit(url).scheme.lower() in ("http", "https"):
-        return HttpStorage(url, Patience.from_environment())
+        return HttpStorage(url, RetryPolicy.from_environment())
     return FsspecStorage(url)
 
 
-def shown(url: str) -> str:
+def redact(url: str) -> str:
     """A URL as messages show it: without what may be secret.
 
-    >>> shown("https://me:secret@example.org/net.safetensors?signature=abc")
+    >>> redact("https://me:secret@example.org/net.safetensors?signature=abc")
     'https://example.org/net.safetensors?…'
     """
     parts = urlsplit(url)
@@ -102,10 +102,10 @@ class _Version:
 class HttpStorage:
     """A file on an HTTP server; its first bytes are fetched at once."""
 
-    far = True
+    high_latency = True
 
-    def __init__(self, url: str, patience: Patience) -> None:
-        self.name, self.patience = shown(url), patience
+    def __init__(self, url: str, policy: RetryPolicy) -> None:
+        self.name, self.policy = redact(url), policy
         self._url, self._authorization = _split_credentials(url, self.name)
         self._opener = _opener(self._authorization)
         self._lock = threading.Lock()
@@ -141,7 +141,7 @@ class HttpStorage:
     def close(self) -> None:
         """Connections belong to readers."""
 
-    def request(self, start: int, stop: int) -> "_Answer":
+    def request(self, start: int, stop: int) -> "_Response":
         """Ask for bytes from `start` on, up to `stop`."""
         request = urllib.request.Request(self._url)
         request.add_header("Accept-Encoding", "identity")
@@ -151,9 +151,9 @@ class HttpStorage:
         request.add_header("Range", f"bytes={start}-{stop - 1 if stop < 1 << 62 else ''}")
         if self._authorization:
             request.add_unredirected_header("Authorization", self._authorization)
-        response = self._opener.open(request, timeout=self.patience.timeout)
+        response = self._opener.open(request, timeout=self.policy.timeout)
         try:
-            answer = _Answer(response, start, self.name)
+            answer = _Response(response, start, self.name)
             self._compare(answer.version)
         except BaseException:
             response.close()
@@ -168,7 +168,7 @@ class HttpStorage:
                 raise InputChanged(f"{self.name}: changed while it was read; run again")
 
 
-class _Answer:
+class _Response:
     """A response that holds bytes from a known position on."""
 
     def __init__(self, response: Any, start: int, where: str) -> None:
@@ -212,7 +212,7 @@ class HttpReader:
 
     def __init__(self, storage: HttpStorage, start: int, stop: int) -> None:
         self.storage, self.position, self.stop = storage, start, stop
-        self._answer: _Answer | None = None
+        self._response: _Response | None = None
         self._failures, self._last_failure = 0, start
 
     def readinto(self, buffer: Any, /) -> int:
@@ -229,7 +229,7 @@ class HttpReader:
                 return self._receive(view)
             except (OSError, http.client.HTTPException) as error:
                 self.close()
-                self._endure(error)
+                self.retry_or_raise(error)
 
     def read(self, size: int, /) -> bytes:
         """Up to `size` bytes."""
@@ -238,7 +238,7 @@ class HttpReader:
 
     def seek(self, position: int, /) -> None:
         """Go on elsewhere; a short way ahead the connection is kept."""
-        answer = self._answer
+        answer = self._response
         if answer is not None and (
             not 0 <= position - self.position <= SKIP
             or (answer.end is not None and position >= answer.end)
@@ -248,19 +248,19 @@ class HttpReader:
 
     def close(self) -> None:
         """Drop the connection."""
-        if self._answer is not None:
-            self._answer.response.close()
-            self._answer = None
+        if self._response is not None:
+            self._response.response.close()
+            self._response = None
 
     def _receive(self, view: memoryview) -> int:
         """Bytes from the connection, or none if the file ends here."""
         size = self.storage.size
         if size is not None and self.position >= size:
             return 0
-        answer = self._answer
+        answer = self._response
         if answer is None or answer.position == answer.end:
             self.close()
-            answer = self._answer = self._ask()
+            answer = self._response = self._ask()
             if answer is None:
                 return 0
         self._skip(answer)
@@ -274,7 +274,7 @@ class HttpReader:
         self.position += count
         return count
 
-    def _ask(self) -> _Answer | None:
+    def _ask(self) -> _Response | None:
         try:
             return self.storage.request(self.position, self.stop)
         except urllib.error.HTTPError as error:
@@ -284,7 +284,7 @@ class HttpReader:
                     return None
                 raise
 
-    def _skip(self, answer: _Answer) -> None:
+    def _skip(self, answer: _Response) -> None:
         """Read over what a server sends that knows no ranges, or a short gap."""
         while answer.position < self.position:
             data = answer.response.read(min(self.position - answer.position, SKIP))
@@ -292,7 +292,7 @@ class HttpReader:
                 raise http.client.IncompleteRead(b"")
             answer.position += len(data)
 
-    def _endure(self, error: Exception) -> None:
+    def retry_or_raise(self, error: Exception) -> None:
         """Wait before the next attempt, or give up."""
         reason: Any = error.reason if isinstance(error, urllib.error.URLError) else error
         if self.position - self._last_failure >= SKIP:
@@ -314,7 +314,7 @@ class HttpReader:
             if never_there or isinstance(reason, ssl.SSLCertVerificationError):
                 raise RemoteError(f"{self.storage.name}: {message}") from None
         self._failures += 1
-        if self._failures > self.storage.patience.retries:
+        if self._failures > self.storage.policy.retries:
             raise RemoteError(
                 f"{self.storage.name}: {message} at byte {self.position}; gave up after "
                 f"{self._failures} attempts"
@@ -368,7 +368,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
             req.type == "https" and target.scheme == "http"
         ):
             raise RemoteError(
-                f"{shown(req.full_url)}: refused to follow a redirect to {shown(newurl)}"
+                f"{redact(req.full_url)}: refused to follow a redirect to {redact(newurl)}"
             )
         new = super().redirect_request(req, fp, code, msg, headers, newurl)
         if new is not None and self.authorization and (new.type, new.host) == (req.type, req.host):
@@ -396,18 +396,18 @@ def _opener(authorization: str | None) -> urllib.request.OpenerDirector:
 class FsspecStorage(StreamStorage):
     """A file in any store that fsspec knows."""
 
-    far = True
+    high_latency = True
 
     def __init__(self, url: str) -> None:
         try:
             import fsspec
         except ImportError:
             raise RemoteError(
-                f"{shown(url)}: only http and https are built in; for others, "
+                f"{redact(url)}: only http and https are built in; for others, "
                 "pip install 'elsa-format[remote]'"
             ) from None
-        with _store_errors(shown(url)):
-            super().__init__(fsspec.open(url, "rb").open(), shown(url))
+        with _store_errors(redact(url)):
+            super().__init__(fsspec.open(url, "rb").open(), redact(url))
 
     def read_into(self, position: int, view: memoryview) -> None:
         """Fill the buffer from a position."""

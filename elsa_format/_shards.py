@@ -66,7 +66,7 @@ class Shards:
         headers = sum(shard.header.data_start for shard in self.shards)
         self.header = JoinedHeader(tensors, metadata, b"", headers_size=headers)
         self.size = self.header.data_start + self.header.data_size
-        self.far = any(shard.storage.far for shard in self.shards)
+        self.high_latency = any(shard.storage.high_latency for shard in self.shards)
 
     def front(self) -> Readable:
         """Refuse: no file has the joined header."""

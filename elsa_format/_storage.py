@@ -37,7 +37,7 @@ class Storage(Protocol):
         ...
 
     @property
-    def far(self) -> bool:
+    def high_latency(self) -> bool:
         """Whether every new position costs a round trip."""
         ...
 
@@ -95,7 +95,7 @@ class InputFile(io.FileIO):
 class FileStorage:
     """A file on disk."""
 
-    far = False
+    high_latency = False
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.name = os.fspath(path)
@@ -133,7 +133,7 @@ class FileStorage:
 class StreamStorage:
     """A seekable stream, such as BytesIO; it stays open."""
 
-    far = False
+    high_latency = False
 
     def __init__(self, stream: IO[bytes], name: str | None = None) -> None:
         self.name = stream_name(stream) if name is None else name
@@ -170,7 +170,7 @@ class PipeStorage:
     """A stream that cannot seek: good for the header, and no more."""
 
     size: int | None = None
-    far = False
+    high_latency = False
 
     def __init__(self, stream: IO[bytes], name: str, *, owned: bool = False) -> None:
         self.stream, self.name, self._owned = stream, name, owned
