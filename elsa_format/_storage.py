@@ -99,19 +99,26 @@ class FileStorage:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.name = os.fspath(path)
-        self._file = InputFile(path)
+        self._file, self._lock = InputFile(path), threading.Lock()
         self.size = os.fstat(self._file.fileno()).st_size
 
     def read_into(self, position: int, view: memoryview) -> None:
         """Fill the buffer from a position."""
         while view:
-            try:
-                count = os.preadv(self._file.fileno(), [view], position)
-            except OSError as error:
-                raise self._file.named(error) from None
+            count = self._read(position, view)
             if not count:
                 raise Truncated(f"{self.name}: ends at byte {position}, expected {len(view)} more")
             view, position = view[count:], position + count
+
+    def _read(self, position: int, view: memoryview) -> int | None:
+        if hasattr(os, "preadv"):
+            try:
+                return os.preadv(self._file.fileno(), [view], position)
+            except OSError as error:
+                raise self._file.named(error) from None
+        with self._lock:  # Windows has one position for all threads
+            self._file.seek(position)
+            return self._file.readinto(view)
 
     def front(self) -> Readable:
         """Read from the front."""
