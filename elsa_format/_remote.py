@@ -17,7 +17,7 @@ from typing import Any
 
 from elsa_format._errors import ElsaError, InputChanged, RemoteError
 from elsa_format._header import LENGTH_BYTES, MAX_HEADER, Readable
-from elsa_format._http import Exchange, StatusError, get, parse_url, redact
+from elsa_format._http import SLOWEST, Exchange, StatusError, get, parse_url, redact
 from elsa_format._storage import Reader, Storage, StreamStorage
 
 HEAD = 64 << 10
@@ -39,7 +39,7 @@ class RetryPolicy:
     """How long to wait, and how often to try again."""
 
     timeout: float
-    """Seconds without a byte."""
+    """Seconds without progress."""
     retries: int
     """Failures in a row, with less than a mebibyte between them."""
 
@@ -195,6 +195,7 @@ class _Response:
                 )
         if self.end is None:
             self.end = known
+        self.start = self.position
         self.version = _Version(size, headers.get("etag"), headers.get("last-modified"))
 
     def readinto(self, view: memoryview) -> int:
@@ -259,11 +260,16 @@ class HttpReader:
         if size is not None and self.position >= size:
             return 0
         response = self._response
-        if response is None or response.position == response.end:
+        if response is not None and response.position == response.end:
+            # Less than was asked for. A few bytes at a time, a server could go on for ever.
+            if response.position - response.start < SLOWEST:
+                raise ConnectionError
             self.close()
+            response = None
+        if response is None:
             response = self._response = self.storage.request(self.position, self.stop)
-            if response is None:
-                return 0
+        if response is None:
+            return 0
         self._skip(response)
         count = response.readinto(view)
         self.position += count

@@ -272,6 +272,19 @@ def test_chunks_that_end_early_are_asked_for_again(
     assert same_bits(dict(elsa.stream(url, level=1)), level)
 
 
+def test_ranges_of_a_few_bytes(server: Server, content: bytes) -> None:
+    """Each is right, but at this rate a server could be asked for ever."""
+
+    def few(request: Request) -> None:
+        start = int(request.headers["Range"].removeprefix("bytes=").split("-")[0])
+        request.headers.replace_header("Range", f"bytes={start}-{start + 99}")
+
+    url = server.serve(content, faults=[few] * 2000)
+    with pytest.raises(elsa.RemoteError, match="broke at byte 600; gave up after 6 attempts"):
+        elsa.open(url)
+    assert len(server.requests) == 6
+
+
 # --- Slow servers --------------------------------------------------------------------------------
 
 

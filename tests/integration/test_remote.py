@@ -452,6 +452,19 @@ def test_what_is_wrong_with_a_url_is_told_at_once(
         assert "ret@" not in message
 
 
+def test_the_commands_say_what_is_wrong_with_a_url() -> None:
+    for url in (
+        "http://[::1/x",
+        "http://a..b/x",
+        "http://host:port/x",
+        b"http://\xe9/x",
+        "nosuch://x",
+    ):
+        done = subprocess.run([BIN / "elsa-inspect", url], capture_output=True, check=False)
+        assert (done.returncode, done.stderr.count(b"\n")) == (1, 1), done.stderr
+        assert done.stderr.startswith(b"error: ")
+
+
 def test_an_address_of_sixteen_bytes(content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
