@@ -110,6 +110,7 @@ def test_a_template_whose_place_is_a_circle(tmp_path: Path) -> None:
     [
         ({"location": "gone.bin"}, InvalidExternalData, "'gone.bin' is missing"),
         ({}, InvalidExternalData, "without a location"),
+        ({"location": "short.bin\0"}, InvalidExternalData, "without a location"),
         ({"location": "../m.bin"}, UnsafePath, "outside"),
         ({"location": "/etc/passwd"}, UnsafePath, "outside"),
         ({"location": "link.bin"}, UnsafePath, "outside"),
