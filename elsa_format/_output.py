@@ -83,7 +83,12 @@ class AtomicFile:
     def commit(self) -> None:
         """Make the bytes durable, then give them their name."""
         with self._naming_output():
-            self._commit()
+            try:
+                self._commit()
+            except FileExistsError:
+                raise OutputExists(
+                    f"{self.path.name}: exists already; --force replaces it"
+                ) from None
 
     @contextlib.contextmanager
     def _naming_output(self) -> Iterator[None]:
@@ -119,10 +124,10 @@ class AtomicFile:
         try:
             os.link(temporary, self.path)  # unlike a rename, it never replaces a file
         except FileExistsError:
-            raise self._exists() from None
+            raise
         except (OSError, AttributeError):  # a file system without links, such as FAT
             if os.path.lexists(self.path):
-                raise self._exists() from None
+                raise FileExistsError from None
             os.rename(temporary, self.path)
         else:
             os.unlink(temporary)
@@ -133,14 +138,8 @@ class AtomicFile:
             self._temporary = self._unused_name()  # so that discard removes it, if interrupted
             _link_open_file(self.fd, self._temporary)
             os.replace(self._temporary, self.path)
-            return
-        try:
+        else:
             _link_open_file(self.fd, self.path)
-        except FileExistsError:
-            raise self._exists() from None
-
-    def _exists(self) -> OutputExists:
-        return OutputExists(f"{self.path.name}: exists already; --force replaces it")
 
     def _close(self) -> None:
         if self.fd >= 0:
