@@ -51,7 +51,7 @@ asan: $(VENV)/ready  ## the kernels' tests with the C module under AddressSaniti
 FUZZ_SECONDS ?= 300
 fuzz: $(VENV)/ready  ## coverage-guided fuzzing of every target
 	$(BIN)/python -m pip install --quiet atheris
-	for target in header extract level pack index kernels; do \
+	for target in header extract level pack index kernels http; do \
 	  $(BIN)/python -m fuzz $$target $(FUZZ_SECONDS) || exit 1; \
 	done
 

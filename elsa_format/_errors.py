@@ -30,10 +30,16 @@ class ElsaError(Exception):
 
     def __init__(self, message: str) -> None:
         # One short line whatever a hostile file put into a name: terminals and logs stay readable.
-        if len(message) > LONGEST_MESSAGE:
-            half = LONGEST_MESSAGE // 2
-            message = f"{message[:half]} … {message[-half:]}"
-        super().__init__("".join(c if c.isprintable() else ascii(c)[1:-1] for c in message))
+        # Twice: escapes are longer than what they stand for, and nobody wants them by the million.
+        escaped = (c if c.isprintable() else ascii(c)[1:-1] for c in _shorten(message))
+        super().__init__(_shorten("".join(escaped)))
+
+
+def _shorten(message: str) -> str:
+    if len(message) <= LONGEST_MESSAGE:
+        return message
+    half = (LONGEST_MESSAGE - 3) // 2
+    return f"{message[:half]} … {message[-half:]}"
 
 
 class FormatError(ElsaError):

@@ -88,6 +88,7 @@ def shard_path(index: Path, name: str) -> Path:
     cache all files of a network are links into one directory.
     """
     path = index.parent / name
+    # realpath, as resolve raises where links go in a circle; such a shard does not exist.
     folders = (os.path.realpath(index.parent), os.path.dirname(os.path.realpath(index)))
     if os.path.dirname(os.path.realpath(path)) not in folders:
         raise UnsafePath(f"{index}: shard {name!r} is a link that leaves the directory")

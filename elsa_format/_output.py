@@ -6,6 +6,7 @@ import os
 import shutil
 import stat
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -35,23 +36,29 @@ class AtomicFile:
 
     def __init__(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
         self.name = os.fspath(path)
-        self.path = Path(path).resolve()  # a symbolic link stays one; its target is replaced
+        # A symbolic link stays one; its target is replaced.
+        self.path = Path(os.path.realpath(path))
         self.force = force
         self._temporary: Path | None = None
-        if self.path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.name)
-        if not force and self.path.exists():
-            raise OutputExists(f"{path}: exists already; --force replaces it")
+        self._lock = threading.Lock()
         with self._naming_output():
+            if self.path.is_dir():
+                raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+            if self.path.is_symlink():  # links in a circle have no target
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+            if not force and self.path.exists():
+                raise OutputExists(f"{path}: exists already; --force replaces it")
             self.fd = self._open()
 
     def _open(self) -> int:
         folder = self.path.parent
-        if hasattr(os, "O_TMPFILE") and os.path.exists(_OPEN_FILES):
+        if hasattr(os, "O_TMPFILE") and hasattr(os, "link") and os.path.exists(_OPEN_FILES):
             with contextlib.suppress(OSError):  # not every file system can
                 return os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o666)
         self._temporary = self._unused_name()
-        return os.open(self._temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)
+        # Without O_BINARY, Windows would write a carriage return before every byte 10.
+        flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | getattr(os, "O_BINARY", 0)
+        return os.open(self._temporary, flags, 0o666)
 
     def _unused_name(self) -> Path:
         return self.path.with_name(f".elsa-{os.urandom(8).hex()}.tmp")  # fits any file system
@@ -61,15 +68,27 @@ class AtomicFile:
         view = memoryview(data).cast("B")
         try:
             while view:
-                written = os.pwrite(self.fd, view, position)
+                written = self._write(position, view)
                 view, position = view[written:], position + written
         except OSError as error:
             raise self._named(error) from None
 
+    def _write(self, position: int, view: memoryview) -> int:
+        if hasattr(os, "pwrite"):
+            return os.pwrite(self.fd, view, position)
+        with self._lock:  # Windows has one position for all threads
+            os.lseek(self.fd, position, os.SEEK_SET)
+            return os.write(self.fd, view)
+
     def commit(self) -> None:
         """Make the bytes durable, then give them their name."""
         with self._naming_output():
-            self._commit()
+            try:
+                self._commit()
+            except FileExistsError:
+                raise OutputExists(
+                    f"{self.path.name}: exists already; --force replaces it"
+                ) from None
 
     @contextlib.contextmanager
     def _naming_output(self) -> Iterator[None]:
@@ -86,14 +105,11 @@ class AtomicFile:
         os.fsync(self.fd)
         if self._temporary is None:
             self._link()
-        elif self.force:
-            os.replace(self._temporary, self.path)
         else:
-            self._claim(self._temporary)
-            os.unlink(self._temporary)
+            self._close()  # Windows renames and removes no open file
+            self._rename(self._temporary)
         self._temporary = None
-        os.close(self.fd)
-        self.fd = -1
+        self._close()
         with contextlib.suppress(OSError):  # a directory that cannot be synced is still renamed
             folder = os.open(self.path.parent, os.O_RDONLY)
             try:
@@ -101,37 +117,48 @@ class AtomicFile:
             finally:
                 os.close(folder)
 
+    def _rename(self, temporary: Path) -> None:
+        if self.force:
+            os.replace(temporary, self.path)
+            return
+        try:
+            os.link(temporary, self.path)  # unlike a rename, it never replaces a file
+        except FileExistsError:
+            raise
+        except (OSError, AttributeError):  # a file system without links, such as FAT
+            if os.path.lexists(self.path):
+                raise FileExistsError from None
+            os.rename(temporary, self.path)
+        else:
+            os.unlink(temporary)
+
     def _link(self) -> None:
-        unnamed = f"{_OPEN_FILES}/{self.fd}"
         if self.force:
             # A link cannot replace a file; a rename can, so the file gets a name for an instant.
             self._temporary = self._unused_name()  # so that discard removes it, if interrupted
-            _link(unnamed, self._temporary)
+            _link_open_file(self.fd, self._temporary)
             os.replace(self._temporary, self.path)
         else:
-            self._claim(unnamed)
+            _link_open_file(self.fd, self.path)
 
-    def _claim(self, source: str | Path) -> None:
-        try:
-            _link(source, self.path)
-        except FileExistsError:
-            raise OutputExists(f"{self.path.name}: exists already; --force replaces it") from None
-
-    def discard(self) -> None:
-        """Close without leaving anything; harmless after `commit`."""
+    def _close(self) -> None:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+    def discard(self) -> None:
+        """Close without leaving anything; harmless after `commit`."""
+        self._close()
         if self._temporary is not None:
             self._temporary.unlink(missing_ok=True)
             self._temporary = None
 
 
-def _link(source: str | Path, path: Path) -> None:
+def _link_open_file(fd: int, path: Path) -> None:
     # Only with a directory does Python call linkat, which follows the link to the unnamed file.
     folder = os.open(path.parent, os.O_RDONLY)
     try:
-        os.link(source, path.name, dst_dir_fd=folder, follow_symlinks=True)
+        os.link(f"{_OPEN_FILES}/{fd}", path.name, dst_dir_fd=folder, follow_symlinks=True)
     finally:
         os.close(folder)
 

@@ -199,7 +199,7 @@ class File:
             else:
                 loaded[name] = self._sparse(info, number, layout, arena, along)
 
-        if self._storage.far:
+        if self._storage.high_latency:
             # One request for all of the data is cheaper than one for each tensor.
             start = self._header.data_start
             with closing(self._storage.reader(start, start + self.data_size)) as along:

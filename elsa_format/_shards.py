@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from elsa_format import _profile
-from elsa_format._errors import CountMismatch, InvalidIndex
+from elsa_format._errors import CountMismatch, InvalidIndex, UnsafePath
 from elsa_format._header import Header, Readable, TensorInfo, check_size, read_header
 from elsa_format._index import Index, is_index, read_index, shard_path
 from elsa_format._profile import KEY, Profile
@@ -68,7 +68,7 @@ class Shards:
         headers = sum(shard.header.data_start for shard in self.shards)
         self.header = JoinedHeader(tensors, metadata, b"", headers_size=headers)
         self.size = self.header.data_start + self.header.data_size
-        self.far = any(shard.storage.far for shard in self.shards)
+        self.high_latency = any(shard.storage.high_latency for shard in self.shards)
 
     def front(self) -> Readable:
         """Refuse: no file has the joined header."""
@@ -175,12 +175,18 @@ def open_elsa_shards(source: Source) -> tuple[Shards, Profile]:
 def shard_source(source: Source, file: str) -> Source:
     """The path or URL of a shard: the index's, with another file name."""
     if isinstance(source, str) and is_url(source):
-        parts = urlsplit(source)
-        if parts.scheme not in ("http", "https"):
-            return f"{source.rpartition('/')[0]}/{file}"
-        folder = parts.path.rpartition("/")[0]
+        before, mark, query = source.partition("#")[0].partition("?")
+        scheme, _, rest = before.partition("://")
+        if scheme.lower() not in ("http", "https"):
+            if "::" in file:  # fsspec would go to another store
+                from elsa_format._http import redact  # here, as by whoever opened the index
+
+                raise UnsafePath(f"{redact(source)}: shard {file!r} is outside its directory")
+            return f"{before.rpartition('/')[0]}/{file}"
+        host, _, path = rest.partition("/")
+        folder = "".join(f"/{part}" for part in path.split("/")[:-1])
         # The query stays, for stores whose signature covers a directory; it goes to the same host.
-        return parts._replace(path=f"{folder}/{quote(file)}", fragment="").geturl()
+        return f"{scheme}://{host}{folder}/{quote(file)}{mark}{query}"
     if not isinstance(source, str | os.PathLike):
         raise TypeError("an index is a path or a URL")
     return shard_path(Path(source), file)

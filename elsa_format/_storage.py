@@ -38,7 +38,7 @@ class Storage(Protocol):
         ...
 
     @property
-    def far(self) -> bool:
+    def high_latency(self) -> bool:
         """Whether every new position costs a round trip."""
         ...
 
@@ -98,23 +98,30 @@ class InputFile(io.FileIO):
 class FileStorage:
     """A file on disk."""
 
-    far = False
+    high_latency = False
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.name = os.fspath(path)
-        self._file = InputFile(path)
+        self._file, self._lock = InputFile(path), threading.Lock()
         self.size = os.fstat(self._file.fileno()).st_size
 
     def read_into(self, position: int, view: memoryview) -> None:
         """Fill the buffer from a position."""
         while view:
-            try:
-                count = os.preadv(self._file.fileno(), [view], position)
-            except OSError as error:
-                raise self._file.named(error) from None
+            count = self._read(position, view)
             if not count:
                 raise Truncated(f"{self.name}: ends at byte {position}, expected {len(view)} more")
             view, position = view[count:], position + count
+
+    def _read(self, position: int, view: memoryview) -> int | None:
+        if hasattr(os, "preadv"):
+            try:
+                return os.preadv(self._file.fileno(), [view], position)
+            except OSError as error:
+                raise self._file.named(error) from None
+        with self._lock:  # Windows has one position for all threads
+            self._file.seek(position)
+            return self._file.readinto(view)
 
     def front(self) -> Readable:
         """Read from the front."""
@@ -136,7 +143,7 @@ class FileStorage:
 class StreamStorage:
     """A seekable stream, such as BytesIO; it stays open."""
 
-    far = False
+    high_latency = False
 
     def __init__(self, stream: IO[bytes], name: str | None = None) -> None:
         self.name = stream_name(stream) if name is None else name
@@ -173,7 +180,7 @@ class PipeStorage:
     """A stream that cannot seek: good for the header, and no more."""
 
     size: int | None = None
-    far = False
+    high_latency = False
 
     def __init__(self, stream: IO[bytes], name: str, *, owned: bool = False) -> None:
         self.stream, self.name, self._owned = stream, name, owned

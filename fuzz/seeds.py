@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 import elsa_format as elsa
+from fuzz import answers
 
 HERE = Path(__file__).resolve().parent
 VECTORS = HERE.parent / "spec" / "vectors"
@@ -33,6 +34,8 @@ def seeds(target: str) -> tuple[bytes, ...]:
     elif target == "kernels":
         rng = np.random.default_rng(0)
         found += [bytes([function]) + rng.bytes(200) for function in range(16)]
+    elif target == "http":
+        found += answers.seeds()
     return tuple(found)
 
 

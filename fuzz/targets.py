@@ -19,6 +19,7 @@ import safetensors
 import elsa_format as elsa
 from elsa_format import _header
 from elsa_format._blocks import check_size
+from fuzz.answers import answers
 from fuzz.kernels import kernels
 from fuzz.seeds import VECTORS
 from spec import plain_elsa as plain
@@ -295,4 +296,5 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "pack": pack,
     "index": index,
     "kernels": kernels,
+    "http": answers,
 }
