@@ -7,6 +7,11 @@
 ['bias', 'layer']
 """
 
+import sys
+
+if sys.byteorder != "little":  # weights are masked where they lie, as the machine's own words
+    raise ImportError("elsa_format needs a little-endian machine; this one is big-endian")
+
 from elsa_format._checkpoint import Checkpoint
 from elsa_format._codec import embed_counters, mask_level, read_counters
 from elsa_format._digest import level_digest
@@ -48,6 +53,7 @@ from elsa_format._errors import (
 )
 from elsa_format._extract import extract
 from elsa_format._header import TensorInfo
+from elsa_format._kernels import kernels
 from elsa_format._layouts import Bitmask, Csr
 from elsa_format._level_file import load_level
 from elsa_format._pack import PackReport, pack
@@ -107,6 +113,7 @@ __all__ = [
     "__version__",
     "embed_counters",
     "extract",
+    "kernels",
     "level_digest",
     "load_level",
     "mask_level",

@@ -622,6 +622,7 @@ TARGET static void NAME(assign)(const void *source, size_t n, const elsa_u64 *th
 }
 
 static const elsa_kernels NAME(kernels) = {
+    QUOTE(ISA),
     NAME(mask),  NAME(count),           NAME(compact), NAME(csr),       NAME(expand), NAME(expand_csr),
     NAME(embed), NAME(find_unpackable), NAME(nest),    NAME(histogram), NAME(assign),
 };
