@@ -10,7 +10,9 @@
 import sys
 
 if sys.byteorder != "little":  # weights are masked where they lie, as the machine's own words
-    raise ImportError("elsa_format needs a little-endian machine; this one is big-endian")
+    from elsa_format._big_endian import refuse
+
+    refuse()
 
 from elsa_format._checkpoint import Checkpoint
 from elsa_format._codec import embed_counters, mask_level, read_counters

@@ -5,6 +5,7 @@ import platform
 import subprocess
 import sys
 import sysconfig
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,9 @@ pty = pytest.importorskip("pty", reason="no terminals to test with")
 WITHOUT_C = "import sys; sys.modules['elsa_format._native'] = None; "
 INSPECT = "from elsa_format._cli.inspect import main; main()"
 PACK = "from elsa_format._cli.pack import main; main()"
+BIG_ENDIAN = "import runpy, sys; sys.byteorder = 'big'; "
+REFUSED = "elsa_format needs a little-endian machine; this one is big-endian"
+COMMANDS = distribution("elsa-format").entry_points.select(group="console_scripts")
 
 
 def run(script: str, *arguments: object, **environment: str) -> tuple[int, str, str]:
@@ -113,9 +117,22 @@ def test_a_home_that_cannot_remember_hurts_nobody(
 
 
 def test_big_endian_machines_are_refused_at_import() -> None:
-    code, _, shown = run("import sys; sys.byteorder = 'big'; import elsa_format")
-    assert code == 1
-    assert shown.endswith(
-        "ImportError: elsa_format needs a little-endian machine; this one is big-endian"
-    )
-    assert "numpy" not in shown  # before anything else is tried
+    script = f"""{BIG_ENDIAN}
+try:
+    import elsa_format
+except ImportError as error:
+    print(error)
+print("numpy" in sys.modules)
+1 / 0
+"""
+    code, out, shown = run(script)
+    assert (code, out) == (1, f"{REFUSED}\nFalse\n")
+    assert shown.startswith("Traceback")  # other errors are shown as ever
+    assert shown.endswith("ZeroDivisionError: division by zero")
+
+
+@pytest.mark.parametrize("command", [entry.name for entry in COMMANDS])
+def test_big_endian_machines_are_refused_by_commands(command: str) -> None:
+    path = Path(sys.executable).parent / command
+    script = f"{BIG_ENDIAN}runpy.run_path({str(path)!r}, run_name='__main__')"
+    assert run(script, "--help") == (1, "", f"error: {REFUSED}")
