@@ -6,13 +6,14 @@ BIN := $(VENV)/bin
 C := -std=c11 -shared -fPIC -Wall -Wextra -Wconversion -Wpedantic -Werror -DPy_LIMITED_API=0x030b0000
 INCLUDE = -isystem $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))')
 
-.PHONY: demo test test-torch lint bench asan fuzz clean
+.PHONY: demo test test-install test-torch lint bench asan fuzz clean
 .DEFAULT_GOAL := test
 
 $(VENV)/ready: pyproject.toml constraints.txt CMakeLists.txt $(wildcard elsa_format/*.c elsa_format/native/*)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/elsa --version
 	touch $@
 
 demo: $(VENV)/ready  ## train, pack, stream, export and run a nested network on the digits
@@ -21,6 +22,10 @@ demo: $(VENV)/ready  ## train, pack, stream, export and run a nested network on 
 test: $(VENV)/ready  ## the whole suite, then the parts that touch bits once more without the C module
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 	ELSA_PURE_PYTHON=1 $(BIN)/python -m pytest -q -n 2 tests/unit tests/property tests/conformance
+
+ONLY ?=
+test-install: $(VENV)/ready  ## what users install: with and without a compiler, each page with what it asks for
+	$(BIN)/python -m pytest -n 2 -m install -k '$(ONLY)' tests/install
 
 test-torch: $(VENV)/ready  ## what needs PyTorch, which make test does without
 	$(BIN)/python -m pip install --quiet torch==2.13.0
