@@ -489,7 +489,7 @@ TARGET static inline bool NAME(any_begins)(const WORD *src, size_t n, unsigned a
     WORD any = 0;
     for (size_t row = 0; row < rows; row++)
         for (size_t i = 0; i < n; i++)
-            any |= ((src[i] & ABSOLUTE) >> above) == prefixes[row] ? (WORD)1 : (WORD)0;
+            any |= (WORD)(((src[i] & ABSOLUTE) >> above) == prefixes[row] ? 1 : 0);
     return any != 0;
 }
 
