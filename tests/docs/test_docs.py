@@ -18,6 +18,12 @@ def test_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     run(page, blocks(page))
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_page_says_what_to_install(page: Path) -> None:
+    lines = [block.line for block in blocks(page) if block.kind == "python" and not block.installs]
+    assert lines == []
+
+
 def test_links_lead_somewhere() -> None:
     for page in [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", ROOT / "CHANGELOG.md"]:
         for target in re.findall(r"\]\(([^)#\s]+)", page.read_text("utf-8")):
