@@ -7,6 +7,13 @@
 ['bias', 'layer']
 """
 
+import sys
+
+if sys.byteorder != "little":  # weights are masked where they lie, as the machine's own words
+    from elsa_format._big_endian import refuse
+
+    refuse()
+
 from elsa_format._checkpoint import Checkpoint
 from elsa_format._codec import embed_counters, mask_level, read_counters
 from elsa_format._digest import level_digest
@@ -48,6 +55,7 @@ from elsa_format._errors import (
 )
 from elsa_format._extract import extract
 from elsa_format._header import TensorInfo
+from elsa_format._kernels import kernels
 from elsa_format._layouts import Bitmask, Csr
 from elsa_format._level_file import load_level
 from elsa_format._pack import PackReport, pack
@@ -107,6 +115,7 @@ __all__ = [
     "__version__",
     "embed_counters",
     "extract",
+    "kernels",
     "level_digest",
     "load_level",
     "mask_level",

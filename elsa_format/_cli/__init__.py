@@ -6,6 +6,8 @@ from typing import Any
 
 import click
 
+from elsa_format._cli._terminal import SETTINGS, version_option
+
 OWN = ("pack", "extract", "inspect", "verify")
 
 
@@ -24,8 +26,8 @@ class _Commands(click.Group):
         return None
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="elsa-format", prog_name="elsa")
+@click.group(cls=_Commands, context_settings=SETTINGS)
+@version_option
 def main() -> None:
     """One checkpoint file, several fully trained sparse networks nested inside it.
 

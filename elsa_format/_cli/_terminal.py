@@ -1,4 +1,4 @@
-"""What all commands share: errors, exit codes, progress, sizes, tables."""
+"""What all commands share: errors, exit codes, version, progress, sizes, tables."""
 
 import contextlib
 import errno
@@ -10,16 +10,22 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import IO, Any, NoReturn, ParamSpec, TextIO
 
 import click
 
-from elsa_format import ElsaError
+from elsa_format import ElsaError, __version__, kernels
 from elsa_format._index import is_index
+from elsa_format._kernels import NATIVE
 
 P = ParamSpec("P")
 SETTINGS = {"help_option_names": ["-h", "--help"]}
 JOBS = "Shards worked on at a time, each in its own few megabytes.  [default: 1]"
+
+version_option = click.version_option(
+    __version__, message=f"%(prog)s %(version)s (kernels: {kernels()})"
+)
 
 
 def reports_errors(function: Callable[P, None]) -> Callable[P, None]:
@@ -33,6 +39,8 @@ def reports_errors(function: Callable[P, None]) -> Callable[P, None]:
         try:
             with _raising_on_sigterm():
                 function(*args, **kwargs)
+                if not kwargs.get("quiet"):
+                    _mention_numpy()
         except ElsaError as error:
             _fail(str(error), error.exit_code)
         except BrokenPipeError:
@@ -69,6 +77,25 @@ def say(text: str, *, err: bool = False) -> None:
 def escape(text: str) -> str:
     """Text with everything that is not printable written as Python would."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def _mention_numpy() -> None:
+    """Say that the C module is missing: on a terminal, once to each user about each version."""
+    chosen = NATIVE or os.environ.get("ELSA_PURE_PYTHON") == "1"
+    if chosen or sys.stderr is None or not sys.stderr.isatty():
+        return
+    try:
+        given = os.environ.get("XDG_CACHE_HOME", "")
+        cache = Path(given if os.path.isabs(given) else Path.home() / ".cache", "elsa")
+        cache.mkdir(parents=True, exist_ok=True)
+        (cache / f"numpy-{__version__}").touch(exist_ok=False)
+    except (OSError, RuntimeError):  # said before, or no home that would remember it
+        return
+    say(
+        "note: numpy does the work of the C module, which was not built (no compiler?): the same "
+        "bits, but slower. This is said once; elsa --version shows which kernels run.",
+        err=True,
+    )
 
 
 def _give_up_stdout() -> None:
