@@ -15,10 +15,8 @@ from elsa_format._assign import (
     GivenCounters,
     NestedCheckpoints,
     Scope,
-    Sparsity,
     Words,
     one_shot,
-    parse_sparsity,
 )
 from elsa_format._blocks import Progress, ignore
 from elsa_format._checkpoint import (
@@ -43,6 +41,7 @@ from elsa_format._output import Target
 from elsa_format._profile import Profile, bits_for, variant_name
 from elsa_format._shard_output import group_tensors
 from elsa_format._writer import LevelSpec, Writer, Writers, open_writers
+from elsa_format.levels import Sparsity, parse_sparsity
 
 
 @dataclass(frozen=True)

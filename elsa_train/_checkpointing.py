@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from elsa_format.levels import Pattern
 from elsa_train import _method
 from elsa_train._errors import BadRecipe, NonFiniteLoss
 from elsa_train._levels import Level
@@ -115,7 +116,7 @@ def _arrays(progress: Progress, phase: Phase | None) -> PyTree:
 
 def _record(entry: dict[str, Any], state: PyTree) -> FrozenLevel:
     pattern = entry["level"]["pattern"]
-    level = Level(**{**entry["level"], "pattern": tuple(pattern) if pattern else None})
+    level = Level(**{**entry["level"], "pattern": Pattern(*pattern) if pattern else None})
     return FrozenLevel(**{**entry, "level": level, "state": jax.tree.map(np.asarray, state)})
 
 
