@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from elsa_format.levels import kept_count
-from elsa_train._errors import BadRecipe, FrozenWeightChanged, InfeasibleTraining
+from elsa_train._errors import BadRecipe, FrozenWeightChanged, InfeasibleTraining, TrainError
 from elsa_train._levels import Level, check_blocks, check_levels, parse_levels
 from elsa_train._sparsify import Schedule, Scope
 from elsa_train._tree import flatten
@@ -33,7 +33,7 @@ def load_jaxpruner() -> Any:
     try:
         return importlib.import_module("jaxpruner")
     except ImportError as error:
-        raise BadRecipe(
+        raise TrainError(
             f"jaxpruner is not installed ({error}); it is on GitHub, not on PyPI"
         ) from None
 

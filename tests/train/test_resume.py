@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from conftest import TINY
 
-from elsa_train._cli import main
+from elsa_train._cli import train
 
 FAST_COMPILE = "--xla_backend_optimization_level=0"
 SHORT = {**TINY, "epochs": 1.0, "sparsify_epochs": 1.0, "levels": "90,80"}
@@ -97,7 +97,7 @@ def test_sigterm_saves_and_only_the_same_command_resumes(whole, tmp_path):
     assert "its state is saved" in err
     assert "Traceback" not in err
     words = ["digits", "--out", str(tmp_path), *ARGUMENTS, "--momentum", "0.5"]
-    found = CliRunner().invoke(main, words)
+    found = CliRunner().invoke(train, words)
     assert found.exit_code == 2
     assert "other settings" in found.output
     code, _, err = finish(start(tmp_path))
@@ -107,7 +107,7 @@ def test_sigterm_saves_and_only_the_same_command_resumes(whole, tmp_path):
 
 def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_checkpoint(tmp_path):
     words = ["digits", "--out", str(tmp_path), *ARGUMENTS, "--checkpoint-every", "1"]
-    found = CliRunner().invoke(main, [*words, "--learning-rate", "1e30"])
+    found = CliRunner().invoke(train, [*words, "--learning-rate", "1e30"])
     assert found.exit_code == 1
     assert "error: " in found.output
     assert "finite" in found.output or "loss is nan" in found.output
