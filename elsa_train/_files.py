@@ -16,8 +16,8 @@ def replacing(path: Path) -> Iterator[Path]:
 
     >>> with replacing(Path("table.md")) as temporary:
     ...     _ = temporary.write_text("| level |")
-    >>> os.listdir()
-    ['table.md']
+    >>> temporary.exists(), Path("table.md").read_text()
+    (False, '| level |')
     """
     temporary = path.with_name(f".new-{path.name}")  # the suffix may choose the format
     try:

@@ -105,6 +105,34 @@ def test_sigterm_saves_and_only_the_same_command_resumes(whole, tmp_path):
     assert (tmp_path / "seed-0" / "model.safetensors").read_bytes() == whole
 
 
+def test_ctrl_c_ends_it_and_what_was_saved_stays(tmp_path):
+    run = start(tmp_path, "--epochs", "1000")
+    assert wait_for(run, tmp_path, 2)
+    run.send_signal(signal.SIGINT)
+    code, _, err = finish(run)
+    assert code == 130
+    assert "Traceback" not in err
+    found = [path.name for path in (tmp_path / "seed-0" / "checkpoints").iterdir()]
+    assert any(name.isdigit() for name in found)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_not_lost_in_a_callback(number):
+    code = f"""
+import gc, os
+from elsa_train._cli import _ending_when_told
+def called_back(phase, info):
+    os.kill(os.getpid(), {int(number)})
+    sum(range(1000))
+gc.callbacks.append(called_back)
+with _ending_when_told():
+    gc.collect()
+    print("lost")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (128 + number, "", "\n")
+
+
 def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_checkpoint(tmp_path):
     words = ["digits", "--out", str(tmp_path), *ARGUMENTS, "--checkpoint-every", "1"]
     found = CliRunner().invoke(train, [*words, "--learning-rate", "1e30"])
