@@ -259,6 +259,10 @@ def _train(
     recipe = read_recipe(name, given)
     stem = Path(name).stem
     folder = Path(out or f"runs/{stem}-{recipe.scope}")
+    try:
+        str(folder.absolute()).encode()
+    except UnicodeEncodeError:
+        raise click.UsageError(f"--output: {str(folder)!r} is not UTF-8.") from None
     _check_hosts(coordinator, processes, process)
     with _using_jax():
         import jax

@@ -71,6 +71,7 @@ def test_help_is_light_and_lists_recipes_and_values():
         (["digits", "--dataset", "os:path"], "class or function"),
         (["digits", "--dataset", "nowhere:load"], "nowhere"),
         (["digits", "--seed", "-1"], "--seed"),
+        (["digits", "-o", "\udcff"], "not UTF-8"),
         (["digits", "--processes", "2"], "--coordinator"),
         (["digits", "--coordinator", "here", "--processes", "2"], "host:port"),
         (["digits", "--coordinator", "here:1", "--processes", "2", "--process", "2"], "from 0"),
