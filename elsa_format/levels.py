@@ -3,9 +3,10 @@
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,8 @@ from elsa_format._profile import MAX_BITS, MAX_LEVELS, bits_for
 __all__ = ["Pattern", "Sparsity", "bits_for", "check_levels", "kept_count", "parse_sparsity"]
 
 
-class Pattern(NamedTuple):
+@dataclass(frozen=True)
+class Pattern:
     """N:M: at most N of every M neighbouring weights.
 
     >>> str(Pattern(2, 4)), Pattern(2, 4).sparsity
@@ -144,7 +146,7 @@ def _most_kept(pattern: Pattern, size: int) -> int:
     >>> _most_kept(Pattern(3, 8), 4), _most_kept(Pattern(1, 4), 7)
     (3, 3)
     """
-    n, m = pattern
+    n, m = pattern.n, pattern.m
 
     def held(offset: int) -> int:
         """The most in a block that starts so far into a block of M."""

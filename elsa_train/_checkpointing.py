@@ -146,7 +146,7 @@ def _arrays(progress: Progress, phase: Phase | None) -> PyTree:
 
 def _record(entry: dict[str, Any], state: PyTree) -> FrozenLevel:
     pattern = entry["level"]["pattern"]
-    level = Level(**{**entry["level"], "pattern": Pattern(*pattern) if pattern else None})
+    level = Level(**{**entry["level"], "pattern": Pattern(**pattern) if pattern else None})
     return FrozenLevel(**{**entry, "level": level, "state": jax.tree.map(np.asarray, state)})
 
 

@@ -200,7 +200,7 @@ def make_updater(name: str, scope: Scope, level: Level, schedule: Schedule) -> A
             distributions.uniform, sparsity=level.target, filter_fn=prunable
         )
     if level.pattern:
-        settings["sparsity_type"] = types.NByM(*level.pattern, scope.axis)
+        settings["sparsity_type"] = types.NByM(level.pattern.n, level.pattern.m, scope.axis)
     return kind(**settings)
 
 

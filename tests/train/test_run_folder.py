@@ -1,5 +1,6 @@
 """A run folder that is cut, changed or none: one line, the right code, and nothing is executed."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -9,8 +10,11 @@ import pytest
 from click.testing import CliRunner
 from test_resume import ARGUMENTS
 
+from elsa_train._checkpointing import _record
 from elsa_train._cli import train
 from elsa_train._files import replacing
+from elsa_train._levels import parse_levels
+from elsa_train._multilevel import FrozenLevel, without_state
 
 WORDS = ["digits", *ARGUMENTS, "--levels", "80", "--plot", "none", "--train-images", "128"]
 WORDS += ["--checkpoint-every", "1"]
@@ -235,3 +239,11 @@ def test_what_is_not_written_whole_is_not_written(tmp_path):
         fail()
     assert os.listdir(tmp_path) == ["table.md"]
     assert path.read_text() == "old"
+
+
+@pytest.mark.parametrize("name", ["95%", "2:4"])
+def test_a_frozen_level_survives_its_checkpoint(name):
+    (level,) = parse_levels(name)
+    frozen = FrozenLevel(level, 10, 0.5, {"accuracy": 0.25}, "sha256:…", ())
+    entry = json.loads(json.dumps(dataclasses.asdict(without_state(frozen))))
+    assert _record(entry, ()) == frozen
