@@ -1,8 +1,8 @@
 """Run what the documentation shows: every command and every Python block, in order, in one folder.
 
 `console` blocks hold `$ command` lines and their output, compared as doctest does (`...` stands for
-anything). `python` blocks run in one namespace, as doctests where they have prompts; one with a
-file name becomes that file. Nothing else runs: `text`, and `py` for fragments.
+anything). `python` blocks run in one namespace, as doctests where they have prompts. Nothing else
+runs: `text`, and `py` for fragments.
 """
 
 import doctest
@@ -20,7 +20,7 @@ import elsa_format
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-BLOCK = re.compile(r"^```(\w+(?: [\w.]+)?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -38,9 +38,7 @@ def test_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     namespace: dict[str, object] = {"__name__": "__main__"}
     for kind, code, line in blocks(page):
         where = f"{page.name}:{line}"
-        if " " in kind:
-            Path(kind.split()[1]).write_text(code, "utf-8")
-        elif kind == "console":
+        if kind == "console":
             run_console(code, where)
         elif kind == "python" and ">>> " in code:
             run_doctest(code, namespace, where)
