@@ -2,9 +2,8 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
-from itertools import pairwise
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -17,20 +16,12 @@ from elsa_format._errors import CounterOutOfRange, InfeasibleLevels, NotNested, 
 from elsa_format._header import TensorInfo, lay_out
 from elsa_format._memory import BLOCK
 from elsa_format._profile import MAX_LEVELS
-from elsa_format._select import (
-    Cut,
-    Pattern,
-    check_patterns,
-    find_cut,
-    kept_count,
-    magnitude_counters,
-    pattern_counters,
-)
+from elsa_format._select import Cut, find_cut, magnitude_counters, pattern_counters
 from elsa_format._writer import LevelSpec
+from elsa_format.levels import Pattern, check_levels, kept_count, level_name
 
 Scope = Literal["global", "uniform"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
-Sparsity = str | float | Fraction | Pattern
 Words = NDArray[Any]
 Counters = NDArray[np.uint8]
 Tick = Callable[[int], None]
@@ -53,42 +44,6 @@ class Assignment(ABC):
         """The tensor's weights and counters."""
 
 
-def parse_sparsity(value: Sparsity) -> Fraction | Pattern:
-    """A level as users write it: percent, a fraction below 1, or N:M.
-
-    >>> parse_sparsity("95"), parse_sparsity(0.9), str(parse_sparsity("2:4"))
-    (Fraction(19, 20), Fraction(9, 10), '2:4')
-    """
-    if isinstance(value, Fraction | Pattern):
-        return value
-    text = str(value).strip().removesuffix("%")
-    try:
-        if ":" in text:
-            n, m = (int(part) for part in text.split(":"))
-            return Pattern(n, m)
-        number = Fraction(text)
-    except (ValueError, ZeroDivisionError):
-        raise InfeasibleLevels(f"sparsity {text!r}: expected percent, a fraction, or N:M") from None
-    percent = str(value).strip().endswith("%") or number >= 1
-    number = number / 100 if percent else number
-    if not 0 <= number < 1:
-        raise InfeasibleLevels(f"sparsity {text!r}: expected at least 0 and below 100 percent")
-    return number
-
-
-def parse_sparsities(values: Sparsity | Iterable[Sparsity]) -> list[Fraction | Pattern]:
-    """Levels as users write them: several, or a text with commas, or a lone one.
-
-    >>> parse_sparsities("95, 90") == parse_sparsities([95, 0.9])
-    True
-    """
-    if isinstance(values, str):
-        values = values.split(",")
-    elif not isinstance(values, Iterable):
-        values = [values]
-    return [parse_sparsity(value) for value in values]
-
-
 def _words(network: Checkpoint, info: TensorInfo, size: int = BLOCK) -> Iterator[Words]:
     for block in network.blocks(info.name, size):
         yield block.view(info.dtype.words)
@@ -103,23 +58,12 @@ def one_shot(
     any_order: bool = False,
 ) -> Assignment:
     """Levels by magnitude; with `any_order`, tensors can then be written in any order."""
+    check_levels(levels)
     patterns = [level for level in levels if isinstance(level, Pattern)]
-    fractions = [level for level in levels if isinstance(level, Fraction)]
-    if patterns and fractions:
-        raise InfeasibleLevels("percentages and N:M patterns cannot be mixed")
     if patterns:
-        check_patterns(patterns)
         return PatternLevels(network, patterns, axis)
-    for sparse, dense in pairwise(fractions):
-        if dense >= sparse:
-            raise InfeasibleLevels(
-                f"sparsity {_percent(dense)} after {_percent(sparse)}: expected falling sparsities"
-            )
+    fractions = [level for level in levels if isinstance(level, Fraction)]
     return MagnitudeLevels(network, fractions, scope, any_order=any_order)
-
-
-def _percent(sparsity: Fraction) -> str:
-    return f"{float(sparsity * 100):.6g}%"
 
 
 class MagnitudeLevels(Assignment):
@@ -134,7 +78,7 @@ class MagnitudeLevels(Assignment):
         any_order: bool = False,
     ) -> None:
         self.network, self.sparsities, self.scope = network, sparsities, scope
-        self.specs = [LevelSpec(_percent(s), target=float(s)) for s in sparsities]
+        self.specs = [LevelSpec(level_name(s), target=float(s)) for s in sparsities]
         self._share_ties = any_order and scope == "global"
         self.passes = 3 if self._share_ties else 2
         self._cuts: dict[str, Cut] = {}

@@ -2,13 +2,13 @@
 
 from fractions import Fraction
 
-from elsa_format._assign import Sparsity, parse_sparsity
 from elsa_format._errors import NoSuchLevel
 from elsa_format._header import Header
 from elsa_format._layouts import LAYOUTS, Layout
 from elsa_format._options import one_of, whole
 from elsa_format._plan import LevelSizes
 from elsa_format._profile import LevelLike, Profile
+from elsa_format.levels import Sparsity, parse_sparsity
 
 TOLERANCE = 5e-4
 """A level made for 90 % keeps whole weights, so its sparsity may fall short by a rounding."""

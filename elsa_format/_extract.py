@@ -9,7 +9,6 @@ from typing import Any
 from numpy.typing import NDArray
 
 from elsa_format import _level_file
-from elsa_format._assign import Sparsity
 from elsa_format._blocks import (
     BlockReader,
     OpenSource,
@@ -36,6 +35,7 @@ from elsa_format._plan import Step, level_header, plain_names, plan
 from elsa_format._profile import KEY, LevelLike, Profile, variant_name
 from elsa_format._shard_output import check_shard_size, group_tensors, open_destination
 from elsa_format._writer import LevelSpec, open_writers
+from elsa_format.levels import Sparsity
 
 
 def extract(

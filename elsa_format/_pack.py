@@ -15,10 +15,8 @@ from elsa_format._assign import (
     GivenCounters,
     NestedCheckpoints,
     Scope,
-    Sparsity,
     Words,
     one_shot,
-    parse_sparsities,
 )
 from elsa_format._blocks import Progress, ignore
 from elsa_format._checkpoint import (
@@ -44,6 +42,7 @@ from elsa_format._output import Target
 from elsa_format._profile import MAX_LEVELS, Profile, bits_for, variant_name
 from elsa_format._shard_output import check_shard_size, group_tensors
 from elsa_format._writer import LevelSpec, Writer, Writers, open_writers, refuse_same_names
+from elsa_format.levels import Sparsity, parse_sparsities
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elsa_format import _profile
-from elsa_format._assign import Sparsity
 from elsa_format._blocks import Checksum, as_array
 from elsa_format._choose import check_layout, choose_level
 from elsa_format._header import TensorInfo
@@ -21,6 +20,7 @@ from elsa_format._plan import LevelSizes, level_tensors, plain_names
 from elsa_format._profile import Level, LevelLike, Profile
 from elsa_format._shards import open_network
 from elsa_format._storage import Reader, Source, fill
+from elsa_format.levels import Sparsity
 
 Tensor = NDArray[Any] | Bitmask | Csr
 
