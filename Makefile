@@ -2,14 +2,18 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# For every build of the C files here. Users' builds (CMakeLists.txt) have no warnings to fail on.
+C := -std=c11 -shared -fPIC -Wall -Wextra -Wconversion -Wpedantic -Werror -DPy_LIMITED_API=0x030b0000
+INCLUDE = -isystem $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))')
 
-.PHONY: demo test test-torch lint bench asan fuzz clean
+.PHONY: demo test test-install test-torch lint bench asan fuzz clean
 .DEFAULT_GOAL := test
 
 $(VENV)/ready: pyproject.toml constraints.txt CMakeLists.txt $(wildcard elsa_format/*.c elsa_format/native/*)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/elsa --version
 	touch $@
 
 demo: $(VENV)/ready  ## train, pack, stream, export and run a nested network on the digits
@@ -19,15 +23,23 @@ test: $(VENV)/ready  ## the whole suite, then the parts that touch bits once mor
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 	ELSA_PURE_PYTHON=1 $(BIN)/python -m pytest -q -n 2 tests/unit tests/property tests/conformance
 
+ONLY ?=
+test-install: $(VENV)/ready  ## what users install: with and without a compiler, each page with what it asks for
+	$(BIN)/python -m pytest -n 2 -m install -k '$(ONLY)' tests/install
+
 test-torch: $(VENV)/ready  ## what needs PyTorch, which make test does without
 	$(BIN)/python -m pip install --quiet torch==2.13.0
 	$(BIN)/python -m pytest -q tests/docs/test_examples.py
 
-lint: $(VENV)/ready  ## ruff, mypy, import-linter
+lint: $(VENV)/ready  ## ruff, mypy, import-linter, compilers' warnings
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	mkdir -p .cache
+	for compiler in cc $$(command -v clang); do for variant in -UELSA_PLAIN -DELSA_PLAIN; do \
+	  $$compiler $(C) -O3 $$variant $(INCLUDE) elsa_format/native/*.c -o .cache/lint.so || exit 1; \
+	done; done
 
 bench: $(VENV)/ready  ## measure, and write docs/benchmarks.md
 	$(BIN)/python -m benchmarks
@@ -35,10 +47,8 @@ bench: $(VENV)/ready  ## measure, and write docs/benchmarks.md
 asan: $(VENV)/ready  ## the kernels' tests with the C module under AddressSanitizer and UBSan
 	mkdir -p .cache/asan
 	for variant in -UELSA_PLAIN -DELSA_PLAIN; do \
-	  cc -std=c11 -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer \
-	    -shared -fPIC -Wall -Wextra -Werror $$variant -DPy_LIMITED_API=0x030b0000 \
-	    -I$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))') \
-	    elsa_format/native/*.c -o .cache/asan/_native.abi3.so && \
+	  cc $(C) -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer \
+	    $$variant $(INCLUDE) elsa_format/native/*.c -o .cache/asan/_native.abi3.so && \
 	  LD_PRELOAD="$$(cc -print-file-name=libasan.so) $$(cc -print-file-name=libubsan.so)" \
 	    ASAN_OPTIONS=detect_leaks=0 CI=1 ELSA_TEST_NATIVE=.cache/asan/_native.abi3.so \
 	    $(BIN)/python -m pytest -q -p no:cacheprovider tests/unit/test_kernels.py \
@@ -51,7 +61,7 @@ asan: $(VENV)/ready  ## the kernels' tests with the C module under AddressSaniti
 FUZZ_SECONDS ?= 300
 fuzz: $(VENV)/ready  ## coverage-guided fuzzing of every target
 	$(BIN)/python -m pip install --quiet atheris
-	for target in header extract level pack index kernels; do \
+	for target in header extract level pack index kernels http; do \
 	  $(BIN)/python -m fuzz $$target $(FUZZ_SECONDS) || exit 1; \
 	done
 

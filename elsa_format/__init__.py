@@ -7,6 +7,13 @@
 ['bias', 'layer']
 """
 
+import sys
+
+if sys.byteorder != "little":  # weights are masked where they lie, as the machine's own words
+    from elsa_format._big_endian import refuse
+
+    refuse()
+
 TYPE_CHECKING = False  # as in typing, which would have to be imported
 if TYPE_CHECKING:
     from elsa_format._checkpoint import Checkpoint
@@ -54,6 +61,7 @@ if TYPE_CHECKING:
     )
     from elsa_format._extract import extract
     from elsa_format._header import TensorInfo
+    from elsa_format._kernels import kernels
     from elsa_format._layouts import Bitmask, Csr
     from elsa_format._level_file import load_level
     from elsa_format._pack import PackReport, pack
@@ -117,6 +125,7 @@ __all__ = [
     "__version__",
     "embed_counters",
     "extract",
+    "kernels",
     "level_digest",
     "load_level",
     "mask_level",
@@ -136,6 +145,7 @@ _MODULES = (
     "_errors",
     "_extract",
     "_header",
+    "_kernels",
     "_layouts",
     "_level_file",
     "_pack",

@@ -1,11 +1,10 @@
 """The ways to give every weight its counter: magnitudes, N:M, a given N, nested checkpoints."""
 
 import math
-import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
-from itertools import pairwise
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,71 +15,33 @@ from elsa_format._dtypes import DTYPES, Dtype
 from elsa_format._errors import CounterOutOfRange, InfeasibleLevels, NotNested, TensorMismatch
 from elsa_format._header import TensorInfo, lay_out
 from elsa_format._memory import BLOCK
-from elsa_format._select import (
-    Cut,
-    Pattern,
-    check_patterns,
-    find_cut,
-    kept_count,
-    magnitude_counters,
-    pattern_counters,
-)
+from elsa_format._profile import MAX_LEVELS
+from elsa_format._select import Cut, find_cut, magnitude_counters, pattern_counters
 from elsa_format._writer import LevelSpec
+from elsa_format.levels import Pattern, check_levels, kept_count, level_name
 
 Scope = Literal["global", "uniform"]
-Sparsity = str | float | Fraction | Pattern
+SCOPES: tuple[Scope, ...] = get_args(Scope)
 Words = NDArray[Any]
 Counters = NDArray[np.uint8]
 Tick = Callable[[int], None]
 
-MAX_LEVELS = 255
 
-_EXPONENT = re.compile("e[+-]?[0-9_]{4}", re.IGNORECASE)
-"""Of a number whose digits would fill the memory."""
-
-
-class Assignment(Protocol):
+class Assignment(ABC):
     """A way to give every weight its counter."""
 
     specs: list[LevelSpec]
+    notes: tuple[str, ...] = ()
+    """What the user should know about the levels."""
+    passes = 0
+    """How often the weights are read before they are written; for progress only."""
 
-    def prepare(self, tensors: list[TensorInfo], tick: Tick) -> None:
+    def prepare(self, tensors: list[TensorInfo], tick: Tick) -> None:  # noqa: B027 - most need not
         """Look at all nested tensors before the first is written."""
-        ...
 
+    @abstractmethod
     def blocks(self, info: TensorInfo) -> Iterator[tuple[Words, Counters]]:
         """The tensor's weights and counters."""
-        ...
-
-    @property
-    def passes(self) -> int:
-        """How often the weights are read before they are written; for progress only."""
-        ...
-
-
-def parse_sparsity(value: Sparsity) -> Fraction | Pattern:
-    """A level as users write it: percent, a fraction below 1, or N:M.
-
-    >>> parse_sparsity("95"), parse_sparsity(0.9), str(parse_sparsity("2:4"))
-    (Fraction(19, 20), Fraction(9, 10), '2:4')
-    """
-    if isinstance(value, Fraction | Pattern):
-        return value
-    text = str(value).strip().removesuffix("%")
-    try:
-        if ":" in text:
-            n, m = (int(part) for part in text.split(":"))
-            return Pattern(n, m)
-        if _EXPONENT.search(text):
-            raise ValueError
-        number = Fraction(text)
-    except (ValueError, ZeroDivisionError):
-        raise InfeasibleLevels(f"sparsity {text!r}: expected percent, a fraction, or N:M") from None
-    percent = str(value).strip().endswith("%") or number >= 1
-    number = number / 100 if percent else number
-    if not 0 <= number < 1:
-        raise InfeasibleLevels(f"sparsity {text!r}: expected at least 0 and below 100 percent")
-    return number
 
 
 def _words(network: Checkpoint, info: TensorInfo, size: int = BLOCK) -> Iterator[Words]:
@@ -97,26 +58,15 @@ def one_shot(
     any_order: bool = False,
 ) -> Assignment:
     """Levels by magnitude; with `any_order`, tensors can then be written in any order."""
+    check_levels(levels)
     patterns = [level for level in levels if isinstance(level, Pattern)]
-    fractions = [level for level in levels if isinstance(level, Fraction)]
-    if patterns and fractions:
-        raise InfeasibleLevels("percentages and N:M patterns cannot be mixed")
     if patterns:
-        check_patterns(patterns)
         return PatternLevels(network, patterns, axis)
-    for sparse, dense in pairwise(fractions):
-        if dense >= sparse:
-            raise InfeasibleLevels(
-                f"sparsity {_percent(dense)} after {_percent(sparse)}: expected falling sparsities"
-            )
+    fractions = [level for level in levels if isinstance(level, Fraction)]
     return MagnitudeLevels(network, fractions, scope, any_order=any_order)
 
 
-def _percent(sparsity: Fraction) -> str:
-    return f"{float(sparsity * 100):.6g}%"
-
-
-class MagnitudeLevels:
+class MagnitudeLevels(Assignment):
     """Keeps the largest magnitudes, over all tensors or in each."""
 
     def __init__(
@@ -128,14 +78,11 @@ class MagnitudeLevels:
         any_order: bool = False,
     ) -> None:
         self.network, self.sparsities, self.scope = network, sparsities, scope
-        self.specs = [LevelSpec(_percent(s), target=float(s)) for s in sparsities]
+        self.specs = [LevelSpec(level_name(s), target=float(s)) for s in sparsities]
         self._share_ties = any_order and scope == "global"
+        self.passes = 3 if self._share_ties else 2
         self._cuts: dict[str, Cut] = {}
         self._key = DTYPES["F32"]
-
-    @property
-    def passes(self) -> int:
-        return 3 if self._share_ties else 2
 
     def prepare(self, tensors: list[TensorInfo], tick: Tick) -> None:
         self._key = _common_dtype({info.dtype.name for info in tensors})
@@ -191,10 +138,8 @@ def _common_dtype(names: set[str]) -> Dtype:
     return DTYPES["F64" if "F64" in names else "F32"]
 
 
-class PatternLevels:
+class PatternLevels(Assignment):
     """Keeps the N largest of every M neighbours along an axis."""
-
-    passes = 0
 
     def __init__(self, network: Checkpoint, patterns: list[Pattern], axis: int) -> None:
         self.network, self.patterns, self.axis = network, patterns, axis
@@ -233,8 +178,8 @@ class PatternLevels:
             yield words, np.ascontiguousarray(counters.swapaxes(1, 2)).reshape(-1)
 
 
-class GivenCounters:
-    """The paper's N: t = frozen at step t; 0 or T+1 = only in the dense network."""
+class GivenCounters(Assignment):
+    """The paper's N: t = frozen at step t; 0, or T+1 where T is stated, = only dense."""
 
     def __init__(
         self, network: Checkpoint, given: Checkpoint, nested: Sequence[str], levels: int | None
@@ -256,19 +201,20 @@ class GivenCounters:
             raise problem(f"{given.path}: {self.levels} levels, expected 1..{MAX_LEVELS}")
         self.specs = [LevelSpec(f"level {t}") for t in range(1, self.levels + 1)]
 
-    @property
-    def passes(self) -> int:
-        return 0
-
     def _count_levels(self, nested: Sequence[str]) -> int:
-        """T is the largest counter, or one less in the paper's form, where no counter is 0."""
+        """T is the largest counter."""
         largest, zeros = 0, False
         for name in nested:
             for block in self._integers(self.given.tensors[name]):
                 if block.size:
                     largest = max(largest, int(block.max()))
                     zeros = zeros or int(block.min()) <= 0
-        return largest if zeros else largest - 1
+        if largest > 1 and not zeros:
+            self.notes = (
+                f"no counter is 0, so level {largest} keeps every weight; if {largest} stands for "
+                f"the dense network, state the number of levels: {largest - 1}",
+            )
+        return largest
 
     def _integers(self, info: TensorInfo) -> Iterator[NDArray[Any]]:
         # As many counters a block as there are weights in a block of the network.
@@ -277,9 +223,6 @@ class GivenCounters:
         for block in self.given.blocks(info.name, size):
             assert info.dtype.numpy is not None
             yield block.view(info.dtype.numpy)
-
-    def prepare(self, tensors: list[TensorInfo], tick: Tick) -> None:
-        """Nothing to look at in advance."""
 
     def blocks(self, info: TensorInfo) -> Iterator[tuple[Words, Counters]]:
         given, position = self.given.tensors[info.name], 0
@@ -299,10 +242,8 @@ class GivenCounters:
             position += words.size
 
 
-class NestedCheckpoints:
+class NestedCheckpoints(Assignment):
     """Sparse checkpoints, sparsest first; what one keeps, the next keep with the same bits."""
-
-    passes = 0
 
     def __init__(self, network: Checkpoint, levels: list[Checkpoint]) -> None:
         self.network, self.levels = network, levels
@@ -313,9 +254,6 @@ class NestedCheckpoints:
                     raise TensorMismatch(f"{level.path}: tensor {name!r} is not in {network.path}")
             for info in network.tensors.values():
                 same_tensor(info, level.tensors.get(info.name), level.path)
-
-    def prepare(self, tensors: list[TensorInfo], tick: Tick) -> None:
-        """Nothing to look at in advance."""
 
     def blocks(self, info: TensorInfo) -> Iterator[tuple[Words, Counters]]:
         position = 0

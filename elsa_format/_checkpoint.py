@@ -29,10 +29,11 @@ from elsa_format._header import Header, TensorInfo
 from elsa_format._index import is_index
 from elsa_format._json import MAX_OFFSET
 from elsa_format._level_file import KEY as LEVEL_KEY
+from elsa_format._level_file import LevelFile, open_shards
 from elsa_format._level_file import parse as parse_level_file
 from elsa_format._memory import give_block, take_block
 from elsa_format._profile import KEY, RESERVED
-from elsa_format._shards import open_plain, open_shards
+from elsa_format._shards import open_plain
 from elsa_format._storage import Storage, fill, is_url
 
 
@@ -128,19 +129,18 @@ class SafetensorsCheckpoint(_Base):
 
     def __init__(self, source: str | os.PathLike[str]) -> None:
         self._storage: Storage
+        self._header: Header
         if is_index(source):
-            self._storage = shards = open_shards(source)
-            self._header: Header = shards.header
-            parts = [(shard.header, shard.storage.name) for shard in shards.shards]
+            shards, _, _ = open_shards(source, _refuse_packed)
+            self._storage, self._header = shards, shards.header
+            parts = [shard.header for shard in shards.shards]
         else:
-            self._storage, self._header = open_plain(source)
-            parts = [(self._header, self._storage.name)]
+            self._storage, self._header = open_plain(source, _refuse_packed)
+            parts = [self._header]
         self.path = self._storage.name
-        self.groups = [list(header.tensors) for header, _ in parts]
+        self.groups = [list(header.tensors) for header in parts]
         """The tensors of each file."""
         try:
-            for header, where in parts:
-                _refuse_packed(header, where)
             self.tensors = self._header.tensors
             own = (KEY, LEVEL_KEY)
             self.metadata = {k: v for k, v in self._header.metadata.items() if k not in own}
@@ -170,14 +170,17 @@ class SafetensorsCheckpoint(_Base):
         self._storage.close()
 
 
-def _refuse_packed(header: Header, where: str) -> None:
+def _refuse_packed(header: Header, where: str) -> LevelFile | None:
+    """What a level file says of itself; only a dense one is a checkpoint."""
     if KEY in header.metadata:
         raise AlreadyPacked(f"{where}: is an ELSA file already")
     level = parse_level_file(header, where)
     if level and level.layout != "dense":
         raise InvalidLayout(
-            f"{where}: holds a level in layout {level.layout}", "{extract()} makes it dense"
+            f"{where}: holds a level in layout {level.layout}",
+            "make it dense first with {extract()}",
         )
+    return level
 
 
 class NpzCheckpoint(_Base):

@@ -1,6 +1,6 @@
 """Counters in the low bits of arrays (spec §4). All arithmetic is on bit patterns."""
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,9 +8,11 @@ from numpy.typing import NDArray
 from elsa_format import _kernels
 from elsa_format._dtypes import Dtype, of_array
 from elsa_format._errors import BitsTooWide, CounterOutOfRange, FormatError, NonFinite, ZeroFrozen
+from elsa_format._options import one_of, whole
 from elsa_format._profile import MAX_BITS
 
 Rounding = Literal["nearest", "overwrite"]
+ROUNDINGS: tuple[Rounding, ...] = get_args(Rounding)
 
 
 def words_of(array: NDArray[Any], dtype: Dtype) -> NDArray[Any]:
@@ -27,6 +29,7 @@ def nestable_dtype(array: NDArray[Any], bits: int) -> Dtype:
 
 def check_bits(dtype: Dtype, bits: int, where: str = "") -> None:
     """Refuse counters that the dtype cannot carry."""
+    bits = whole("bits", bits, low=0)
     prefix = f"{where}: " if where else ""
     if not 1 <= bits <= MAX_BITS:
         raise BitsTooWide(f"{prefix}{bits}-bit counters, expected 1..{MAX_BITS} bits")
@@ -43,6 +46,7 @@ def read_counters(weights: NDArray[Any], bits: int) -> NDArray[np.uint8]:
     >>> read_counters(np.array([1.0, 1.0000001], np.float32), bits=2).tolist()
     [0, 1]
     """
+    weights = np.asarray(weights)
     dtype = nestable_dtype(weights, bits)
     low = words_of(weights, dtype) & dtype.words.type((1 << bits) - 1)
     counters: NDArray[np.uint8] = low.astype(np.uint8).reshape(weights.shape)
@@ -56,7 +60,9 @@ def mask_level(weights: NDArray[Any], bits: int, level: int) -> NDArray[Any]:
     >>> mask_level(weights, bits=2, level=1).nonzero()[0].tolist()
     [0]
     """
+    weights = np.asarray(weights)
     dtype = nestable_dtype(weights, bits)
+    level = whole("level", level, low=1, high=(1 << bits) - 1)
     result = np.empty(weights.shape, weights.dtype)
     _kernels.mask(words_of(weights, dtype), words_of(result, dtype), bits, level)
     return result
@@ -74,7 +80,11 @@ def embed_counters(
     >>> read_counters(weights, bits=2).tolist()
     [1, 3]
     """
+    weights, counters = np.asarray(weights), np.asarray(counters)
     dtype = nestable_dtype(weights, bits)
+    rounding = one_of("rounding", rounding, ROUNDINGS)
+    if counters.dtype.kind not in "iu":
+        raise TypeError(f"counters of dtype {counters.dtype}, expected integers")
     if counters.shape != weights.shape:
         raise ValueError(f"counters of shape {counters.shape} for weights of shape {weights.shape}")
     if counters.size and not 0 <= counters.min() <= counters.max() < 1 << bits:

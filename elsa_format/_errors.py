@@ -61,10 +61,16 @@ def _keyword(name: str, value: object) -> str:
 
 def _one_line(text: str) -> str:
     """A short line whatever a hostile file put into a name: terminals and logs stay readable."""
-    if len(text) > LONGEST_MESSAGE:
-        half = LONGEST_MESSAGE // 2
-        text = f"{text[:half]} … {text[-half:]}"
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    # Twice: escapes are longer than what they stand for, and nobody wants them by the million.
+    escaped = (c if c.isprintable() else ascii(c)[1:-1] for c in _shorten(text))
+    return _shorten("".join(escaped))
+
+
+def _shorten(message: str) -> str:
+    if len(message) <= LONGEST_MESSAGE:
+        return message
+    half = (LONGEST_MESSAGE - 3) // 2
+    return f"{message[:half]} … {message[-half:]}"
 
 
 class FormatError(ElsaError):

@@ -20,19 +20,22 @@ from elsa_format._blocks import (
     read_profile,
     tracks,
 )
-from elsa_format._choose import choose_level
+from elsa_format._choose import check_layout, choose_level
 from elsa_format._errors import NoSuchLevel
 from elsa_format._header import Header, TensorInfo
 from elsa_format._index import index_bytes, is_index
 from elsa_format._json import parse_document
 from elsa_format._kernels import mask
 from elsa_format._layouts import Layout, Piece, encoder, nested_at, parts
+from elsa_format._level_file import KEY as LEVEL_KEY
+from elsa_format._options import whole
 from elsa_format._output import Output, Target, is_special
 from elsa_format._plan import Step, level_header, plain_names, plan
-from elsa_format._profile import LevelLike, LevelNumber, Profile, variant_name
-from elsa_format._shard_output import group_tensors, open_destination
+from elsa_format._profile import KEY, LevelLike, LevelNumber, Profile, variant_name
+from elsa_format._shard_output import check_shard_size, group_tensors, open_destination
 from elsa_format._threads import Meter
 from elsa_format._writer import LevelSpec, open_writers
+from elsa_format.levels import Sparsity
 
 
 def extract(
@@ -40,7 +43,7 @@ def extract(
     target: Target,
     *,
     level: LevelLike | None = None,
-    sparsity: float | None = None,
+    sparsity: Sparsity | None = None,
     max_size: int | None = None,
     layout: Layout = "dense",
     keep_levels: bool = False,
@@ -52,11 +55,12 @@ def extract(
 ) -> LevelNumber:
     """Write one level of an ELSA file as a checkpoint of its own; returns which.
 
-    The level is given by number or name, or as the densest with at least a `sparsity` (a fraction),
-    or as the densest whose file has at most `max_size` bytes. Source and target are paths or binary
-    streams; neither needs to seek. The source may be a URL too. With `keep_levels` the output stays
-    an ELSA file that holds levels 1..level. Checksums are compared unless `verify` is false, and on
-    any error a file target is left as it was.
+    The level is given by number or name, or as the densest with at least a `sparsity` (percent, or
+    a fraction below 1), or as the densest whose file has at most `max_size` bytes. Source and
+    target are paths or binary streams; neither needs to seek. The source may be a URL too. With
+    `keep_levels` the output stays an ELSA file that holds levels 1..level; it has no layout but
+    dense. Checksums are compared unless `verify` is false, and on any error a file target is left
+    as it was.
 
     A target that ends in `.index.json` is written in shards, those of the source or, given
     `max_shard_size`, as many as it takes; `jobs` shards of the source are read at a time.
@@ -66,6 +70,10 @@ def extract(
     >>> extract("net.safetensors", "small.safetensors", max_size=5000, layout="bitmask")
     1
     """
+    check_shard_size(target, max_shard_size)
+    jobs = whole("jobs", jobs, low=1)
+    if keep_levels and (layout != "dense" or max_size is not None):
+        raise TypeError("keep_levels goes with the dense layout, and with level or sparsity")
     with open_source(source) as opened:
         header, profile = read_profile(opened)
         number = choose_level(
@@ -77,9 +85,10 @@ def extract(
             max_size=max_size,
             layout=layout,
         )
-        if number is None and (layout != "dense" or keep_levels):
+        check_layout(profile, number, layout, opened.name)
+        if number is None and keep_levels:
             raise NoSuchLevel(
-                f"{opened.name}: the dense network has no sparse layout and no levels to keep; "
+                f"{opened.name}: the dense network has no levels to keep, "
                 f"expected a level 1..{len(profile.levels)}"
             )
         meter = Meter(progress, header.data_size)
@@ -245,7 +254,7 @@ class _Job:
             ],
             nested=profile.nested,
             per_level=profile.per_level,
-            metadata=header.metadata,
+            metadata={k: v for k, v in header.metadata.items() if k not in (KEY, LEVEL_KEY)},
             dense_metrics=profile.levels[level - 1].metrics,
             digests=any(entry.digest for entry in profile.levels),
             force=force,

@@ -9,12 +9,14 @@ from elsa_format._dtypes import DTYPES, Dtype
 from elsa_format._errors import (
     HeaderTooLarge,
     InvalidHeader,
+    InvalidJson,
     InvalidOffsets,
     TrailingData,
     Truncated,
     UnknownDtype,
 )
-from elsa_format._json import MAX_OFFSET, dump, parse_header
+from elsa_format._foreign import SNIFFED, foreign
+from elsa_format._json import MAX_OFFSET, dump, parse_header, quote
 
 LENGTH_BYTES = 8
 MAX_HEADER = 100_000_000
@@ -94,10 +96,13 @@ def read_header(source: Readable, where: str) -> Header:
     """Read and check the header; the source is left at the first byte of data."""
     prefix = read_exactly(source, LENGTH_BYTES)
     if len(prefix) < LENGTH_BYTES:
-        raise Truncated(f"{where}: {len(prefix)} bytes, expected a header length of 8 bytes")
+        found = f"{len(prefix)} bytes" if prefix else "is empty"
+        raise Truncated(f"{where}: {found}, expected a header length of 8 bytes")
     length = int.from_bytes(prefix, "little")
     if length > MAX_HEADER:
-        raise HeaderTooLarge(f"{where}: header of {length} bytes, expected at most {MAX_HEADER}")
+        problem = foreign(prefix + read_exactly(source, SNIFFED - LENGTH_BYTES))
+        expected = f"header of {length} bytes, expected at most {MAX_HEADER}"
+        raise HeaderTooLarge(f"{where}: {problem or expected}")
     raw = read_exactly(source, length)
     if len(raw) < length:
         raise Truncated(f"{where}: header of {length} bytes ends after {len(raw)}")
@@ -180,16 +185,18 @@ def serialize(
     tensors: Mapping[str, TensorInfo], metadata: Mapping[str, str], *, reserve: int = 0
 ) -> bytes:
     """Header bytes, length prefix included, padded so that the data starts at a multiple of 256."""
-    document: dict[str, Any] = {}
-    if metadata:
-        document["__metadata__"] = dict(sorted(metadata.items()))
+    entries = [f'"__metadata__":{dump(dict(sorted(metadata.items())))}'] if metadata else []
     for info in tensors.values():
-        document[info.name] = {
-            "dtype": info.dtype.name,
-            "shape": info.shape,
-            "data_offsets": (info.start, info.stop),
-        }
-    body = dump(document).encode("utf-8")
+        shape = ",".join(map(str, info.shape))
+        entries.append(
+            f'{quote(info.name)}:{{"dtype":"{info.dtype.name}","shape":[{shape}],'
+            f'"data_offsets":[{info.start},{info.stop}]}}'
+        )
+    try:
+        body = f"{{{','.join(entries)}}}".encode()
+    except UnicodeEncodeError as error:
+        part = error.object[max(error.start - 20, 0) : error.end + 20]
+        raise InvalidJson(f"header: half of a surrogate pair in {part!r}") from None
     end = max(reserve, LENGTH_BYTES + len(body))
     end += -end % ALIGNMENT
     if end - LENGTH_BYTES > MAX_HEADER:

@@ -1,6 +1,5 @@
 """The index of a network in shards: which file holds which tensor (spec §10)."""
 
-import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from elsa_format._errors import InvalidIndex, InvalidJson, InvalidOption, UnsafePath
+from elsa_format._foreign import SNIFFED, foreign
 from elsa_format._header import MAX_HEADER, TensorInfo, read_exactly
-from elsa_format._json import is_text, parse_document
+from elsa_format._json import dump, is_text, parse_document
 from elsa_format._storage import Source, is_url, open_storage
 
 SUFFIX = ".index.json"
@@ -58,6 +58,9 @@ def read_index(source: Source) -> tuple[Index, str]:
 
 def parse(raw: bytes, where: str) -> Index:
     """Check an index by itself: restricted JSON, its structure, plain file names."""
+    problem = None if raw.lstrip()[:1] == b"{" else foreign(raw[:SNIFFED])
+    if problem is not None:
+        raise InvalidJson(f"{where}: {problem}")
     try:
         document = parse_document(raw.decode("utf-8"), where)
     except UnicodeDecodeError as error:
@@ -85,8 +88,9 @@ def shard_path(index: Path, name: str) -> Path:
     cache all files of a network are links into one directory.
     """
     path = index.parent / name
-    folders = (index.parent.resolve(), index.resolve().parent)
-    if path.resolve().parent not in folders:
+    # realpath, as resolve raises where links go in a circle; such a shard does not exist.
+    folders = (os.path.realpath(index.parent), os.path.dirname(os.path.realpath(index)))
+    if os.path.dirname(os.path.realpath(path)) not in folders:
         raise UnsafePath(f"{index}: shard {name!r} is a link that leaves the directory")
     return path
 
@@ -108,14 +112,15 @@ def index_bytes(
     shards: Sequence[Iterable[TensorInfo]],
     metadata: Mapping[str, Any] | None = None,
 ) -> bytes:
-    """A new index, written as the Hugging Face libraries write theirs."""
+    """A new index."""
     weight_map, total = {}, 0
     for name, infos in zip(names, shards, strict=True):
         for info in infos:
             weight_map[info.name] = name
             total += info.nbytes
+    about = {"total_size": total} | dict(metadata or {})
     document = {
-        "metadata": {"total_size": total} | dict(metadata or {}),
+        "metadata": dict(sorted(about.items())),
         "weight_map": dict(sorted(weight_map.items())),
     }
-    return (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode("utf-8")
+    return dump(document).encode("utf-8")

@@ -9,6 +9,8 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable
+from decimal import Decimal
+from json.encoder import encode_basestring
 from typing import Any, NoReturn
 
 from elsa_format._errors import DuplicateKey, InvalidJson
@@ -71,9 +73,32 @@ def parse_document(text: str, where: str) -> dict[str, Any]:
     return _parse(text, where, integer, real)
 
 
+def quote(text: str) -> str:
+    """A string as JSON; only what has to be escaped is."""
+    return encode_basestring(text)
+
+
 def dump(value: Any) -> str:
-    """Compact JSON in the given key order, not ASCII-escaped."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    """JSON as every Writer has to write it (spec §3.5), in the given key order."""
+    if isinstance(value, str):
+        return quote(value)
+    if isinstance(value, dict):
+        return "{" + ",".join([f"{quote(key)}:{dump(item)}" for key, item in value.items()]) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join([dump(item) for item in value]) + "]"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value) if isinstance(value, int) else _number(value)
+
+
+def _number(value: float) -> str:
+    """As ECMAScript writes numbers, so that 1.0 is 1, but never with digits alone from 2^53 on."""
+    if not math.isfinite(value):
+        raise ValueError(f"{value} is not JSON")
+    if abs(value) <= MAX_SAFE_INTEGER and value == int(value):
+        return str(int(value))
+    digits = Decimal(repr(float(value))).normalize()
+    return f"{digits:f}" if 1e-6 <= abs(value) < MAX_SAFE_INTEGER else f"{digits:e}"
 
 
 def _parse(

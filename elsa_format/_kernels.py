@@ -16,6 +16,7 @@ try:
     if os.environ.get("ELSA_PURE_PYTHON") == "1":
         raise ImportError("numpy asked for")
     from ._native import (
+        ISA,
         assign,
         compact,
         csr,
@@ -43,9 +44,9 @@ except ImportError:
     )
     from ._pure import count as _count
 
-    NATIVE = False
-else:
-    NATIVE = True
+    ISA = "numpy"
+
+NATIVE = ISA != "numpy"
 
 __all__ = [
     "NATIVE",
@@ -58,9 +59,20 @@ __all__ = [
     "expand_csr",
     "find_unpackable",
     "histogram",
+    "kernels",
     "mask",
     "nest",
 ]
+
+
+def kernels() -> str:
+    """Which kernels run here: `C, AVX2`, `plain C`, or `numpy` where the C module is not built.
+
+    >>> import elsa_format
+    >>> elsa_format.kernels() in ("C, AVX2", "plain C", "numpy")
+    True
+    """
+    return {"avx2": "C, AVX2", "plain": "plain C"}.get(ISA, ISA)
 
 
 def count(src: Words, bits: int) -> NDArray[np.int64]:

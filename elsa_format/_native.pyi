@@ -3,6 +3,8 @@ from numpy.typing import NDArray
 
 from ._pure import Indices, Words
 
+ISA: str
+
 def mask(src: Words, dst: Words, bits: int, level: int) -> int: ...
 def count(src: Words, bits: int, out: NDArray[np.int64]) -> None: ...
 def compact(

@@ -55,24 +55,30 @@ class AtomicFile:
 
     def __init__(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
         self.name = os.fspath(path)
-        self.path = Path(path).resolve()  # a symbolic link stays one; its target is replaced
+        # A symbolic link stays one; its target is replaced.
+        self.path = Path(os.path.realpath(path))
         self.force = force
         self._temporary: Path | None = None
-        if self.path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.name)
-        if not force and self.path.exists():
-            raise OutputExists(f"{path}: exists already", "{force} replaces it", force=True)
+        self._lock = threading.Lock()
         with self._naming_output():
+            if self.path.is_dir():
+                raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+            if self.path.is_symlink():  # links in a circle have no target
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+            if not force and self.path.exists():
+                raise FileExistsError
             self.fd = self._open()
 
     def _open(self) -> int:
         folder = self.path.parent
-        if hasattr(os, "O_TMPFILE") and os.path.exists(_OPEN_FILES):
+        if hasattr(os, "O_TMPFILE") and hasattr(os, "link") and os.path.exists(_OPEN_FILES):
             with contextlib.suppress(OSError):  # not every file system can
                 return os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o666)
+        # Without O_BINARY, Windows would write a carriage return before every byte 10.
+        flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | getattr(os, "O_BINARY", 0)
         with _names:
             try:
-                return os.open(self._take_temporary(), os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)
+                return os.open(self._take_temporary(), flags, 0o666)
             except BaseException:
                 self._remove_temporary()
                 raise
@@ -93,10 +99,17 @@ class AtomicFile:
         view = memoryview(data).cast("B")
         try:
             while view:
-                written = os.pwrite(self.fd, view, position)
+                written = self._write(position, view)
                 view, position = view[written:], position + written
         except OSError as error:
             raise self._named(error) from None
+
+    def _write(self, position: int, view: memoryview) -> int:
+        if hasattr(os, "pwrite"):
+            return os.pwrite(self.fd, view, position)
+        with self._lock:  # Windows has one position for all threads
+            os.lseek(self.fd, position, os.SEEK_SET)
+            return os.write(self.fd, view)
 
     def commit(self) -> None:
         """Make the bytes durable, then give them their name."""
@@ -110,16 +123,34 @@ class AtomicFile:
     def take_name(self) -> None:
         """Give the bytes their name; what may take long comes before and after."""
         with self._naming_output():
-            if not self.force:
-                self._claim(self._temporary or f"{_OPEN_FILES}/{self.fd}")
+            if self._temporary is None:
+                self._link()
             else:
-                unnamed = self._temporary is None
-                path = self._temporary or self._take_temporary()
-                if unnamed:
-                    # A link cannot replace a file; a rename can, so it has a name for an instant.
-                    _link(f"{_OPEN_FILES}/{self.fd}", path)
-                os.replace(path, self.path)
+                self._close()  # Windows renames and removes no open file
+                self._rename(self._temporary)
             self._remove_temporary()
+
+    def _rename(self, temporary: Path) -> None:
+        if self.force:
+            os.replace(temporary, self.path)
+            return
+        try:
+            os.link(temporary, self.path)  # unlike a rename, it never replaces a file
+        except FileExistsError:
+            raise
+        except (OSError, AttributeError):  # a file system without links, such as FAT
+            if os.path.lexists(self.path):
+                raise FileExistsError from None
+            os.rename(temporary, self.path)
+
+    def _link(self) -> None:
+        if self.force:
+            # A link cannot replace a file; a rename can, so the file gets a name for an instant.
+            temporary = self._take_temporary()
+            _link_open_file(self.fd, temporary)
+            os.replace(temporary, self.path)
+        else:
+            _link_open_file(self.fd, self.path)
 
     def lose_name(self) -> None:
         """Undo `take_name`; what it replaced is gone."""
@@ -127,33 +158,31 @@ class AtomicFile:
 
     def close(self) -> None:
         """Make the name durable."""
-        os.close(self.fd)
-        self.fd = -1
+        self._close()
         _sync_folder(self.path)
+
+    def _close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
 
     @contextlib.contextmanager
     def _naming_output(self) -> Iterator[None]:
         """Let errors name the output, not a temporary file or none."""
         try:
             yield
+        except FileExistsError:
+            exists = f"{self.name}: exists already"
+            raise OutputExists(exists, "{force} replaces it", force=True) from None
         except OSError as error:
             raise self._named(error) from None
 
     def _named(self, error: OSError) -> OSError:
         return OSError(error.errno, error.strerror, self.name)
 
-    def _claim(self, source: str | Path) -> None:
-        try:
-            _link(source, self.path)
-        except FileExistsError:
-            exists = f"{self.name}: exists already"
-            raise OutputExists(exists, "{force} replaces it", force=True) from None
-
     def discard(self) -> None:
         """Close without leaving anything; harmless after `commit`."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        self._close()
         with _names:
             self._remove_temporary()
 
@@ -196,11 +225,11 @@ def _sync_folder(path: Path) -> None:
             os.close(folder)
 
 
-def _link(source: str | Path, path: Path) -> None:
+def _link_open_file(fd: int, path: Path) -> None:
     # Only with a directory does Python call linkat, which follows the link to the unnamed file.
     folder = os.open(path.parent, os.O_RDONLY)
     try:
-        os.link(source, path.name, dst_dir_fd=folder, follow_symlinks=True)
+        os.link(f"{_OPEN_FILES}/{fd}", path.name, dst_dir_fd=folder, follow_symlinks=True)
     finally:
         os.close(folder)
 

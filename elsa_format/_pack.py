@@ -10,15 +10,13 @@ from functools import cached_property
 import numpy as np
 
 from elsa_format._assign import (
-    MAX_LEVELS,
+    SCOPES,
     Assignment,
     GivenCounters,
     NestedCheckpoints,
     Scope,
-    Sparsity,
     Words,
     one_shot,
-    parse_sparsity,
 )
 from elsa_format._blocks import Progress, ignore
 from elsa_format._checkpoint import (
@@ -28,7 +26,7 @@ from elsa_format._checkpoint import (
     check_unchanged,
     open_checkpoint,
 )
-from elsa_format._codec import Rounding, check_bits, embed_words
+from elsa_format._codec import ROUNDINGS, Rounding, check_bits, embed_words
 from elsa_format._errors import (
     InfeasibleLevels,
     InvalidCheckpoint,
@@ -41,11 +39,13 @@ from elsa_format._header import TensorInfo
 from elsa_format._index import is_index
 from elsa_format._json import is_text
 from elsa_format._memory import BLOCK, give_block, take_block
+from elsa_format._options import one_of, strings, whole
 from elsa_format._output import Target
-from elsa_format._profile import Profile, bits_for, variant_name
-from elsa_format._shard_output import group_tensors
+from elsa_format._profile import MAX_LEVELS, Profile, bits_for, variant_name
+from elsa_format._shard_output import check_shard_size, group_tensors
 from elsa_format._threads import Meter
-from elsa_format._writer import LevelSpec, Writer, Writers, open_writers
+from elsa_format._writer import LevelSpec, Writer, Writers, open_writers, refuse_same_names
+from elsa_format.levels import Sparsity, parse_sparsities
 
 
 @dataclass(frozen=True)
@@ -70,15 +70,16 @@ def pack(
     dense: CheckpointLike,
     out: Target,
     *,
-    sparsities: Sequence[Sparsity] | None = None,
-    levels: Sequence[CheckpointLike] | None = None,
+    sparsities: Sparsity | Iterable[Sparsity] | None = None,
+    levels: CheckpointLike | Iterable[CheckpointLike] | None = None,
     counters: CheckpointLike | None = None,
     scope: Scope = "global",
     axis: int = -1,
-    include: Iterable[str] = (),
-    exclude: Iterable[str] = (),
-    per_level: Iterable[str] = (),
-    names: Sequence[str] | None = None,
+    include: str | Iterable[str] = (),
+    exclude: str | Iterable[str] = (),
+    per_level: str | Iterable[str] = (),
+    names: str | Iterable[str] | None = None,
+    level_count: int | None = None,
     rounding: Rounding = "nearest",
     digests: bool = True,
     template: str | os.PathLike[str] | None = None,
@@ -90,8 +91,13 @@ def pack(
     """Nest levels into a dense checkpoint and write the ELSA file.
 
     Exactly one of: `sparsities`, one-shot magnitude levels, sparsest first; `levels`, nested sparse
-    checkpoints, sparsest first; `counters`, the paper's N, integers under the same names. A
-    `template` is what else a kind of checkpoint needs to run, such as ONNX's graph.
+    checkpoints, sparsest first; `counters`, the paper's N, integers under the same names: t is
+    frozen at level t, 0 in the dense network only. There are as many levels as the largest counter
+    says, or `level_count` T, and then T + 1 is in the dense network only, too. A `template` is what
+    else a kind of checkpoint needs to run, such as ONNX's graph.
+
+    `include`, `exclude` and `per_level` are shell patterns of tensor names; `names` names the
+    levels.
 
     An `out` that ends in `.index.json` is written in shards, those of the input or, given
     `max_shard_size`, as many as it takes; `jobs` shards are written at a time.
@@ -102,8 +108,14 @@ def pack(
     """
     if sum(way is not None for way in (sparsities, levels, counters)) != 1:
         raise TypeError("give exactly one of sparsities, levels, counters")
-    if max_shard_size is not None and not is_index(out):
-        raise TypeError("max_shard_size is for an output that ends in .index.json")
+    if level_count is not None and counters is None:
+        raise TypeError("level_count goes with counters")
+    one_of("rounding", rounding, ROUNDINGS)
+    one_of("scope", scope, SCOPES)
+    axis = whole("axis", axis)
+    jobs = whole("jobs", jobs, low=1)
+    check_shard_size(out, max_shard_size)
+    names = None if names is None else strings("names", names)
     sources: list[Checkpoint] = []
     with contextlib.ExitStack() as stack:
 
@@ -115,23 +127,26 @@ def pack(
 
         network = opened(dense)
         graph = None if template is None else _graph_of(network, template, out, force)
-        choice = _choose(network, include, exclude, per_level)
+        choice = _choose(
+            network,
+            strings("include", include),
+            strings("exclude", exclude),
+            strings("per_level", per_level),
+        )
         way: Assignment
         variants: list[Checkpoint] = []
         if sparsities is not None:
-            parsed = [parse_sparsity(s) for s in sparsities]
+            parsed = parse_sparsities(sparsities)
             way = one_shot(network, parsed, scope, axis, any_order=is_index(out))
         elif levels is not None:
-            variants = [opened(level) for level in levels]
+            variants = [opened(level) for level in _several(levels)]
             way = NestedCheckpoints(network, variants)
             _check_shared(network, variants, choice)
         else:
             assert counters is not None
             given = opened(counters)
             choice = choice.only(given.tensors, "no counters given")
-            way = GivenCounters(
-                network, given, choice.nested, len(names) if names is not None else None
-            )
+            way = GivenCounters(network, given, choice.nested, _count(level_count, names))
         if choice.per_level and not variants:
             raise TensorMismatch(
                 "per-level tensors come from level checkpoints, and none are given"
@@ -189,10 +204,23 @@ class _Choice:
         return replace(self, nested=kept, shared=self.shared | dropped)
 
 
+def _several(levels: CheckpointLike | Iterable[CheckpointLike]) -> list[CheckpointLike]:
+    """The checkpoints of the levels; a lone one is one level."""
+    if isinstance(levels, str | os.PathLike | Mapping | Checkpoint):
+        return [levels]
+    return list(levels)
+
+
+def _count(stated: int | None, names: Sequence[str] | None) -> int | None:
+    """The number of levels, if it was said."""
+    if stated is None:
+        return None if names is None else len(names)
+    return whole("level_count", stated, low=1, high=MAX_LEVELS)
+
+
 def _choose(
-    network: Checkpoint, include: Iterable[str], exclude: Iterable[str], per_level: Iterable[str]
+    network: Checkpoint, include: list[str], exclude: list[str], per_level: list[str]
 ) -> _Choice:
-    include, exclude, per_level = list(include), list(exclude), list(per_level)
     for pattern in (*include, *exclude, *per_level):
         if not any(fnmatchcase(name, pattern) for name in network.tensors):
             raise NoSuchTensor(f"{network.path}: no tensor matches {pattern!r}")
@@ -221,14 +249,15 @@ def _choose(
 def _name(specs: list[LevelSpec], names: Sequence[str] | None) -> list[LevelSpec]:
     if not 1 <= len(specs) <= MAX_LEVELS:
         raise InfeasibleLevels(f"{len(specs)} levels, expected 1..{MAX_LEVELS}")
-    if names is None:
-        return specs
-    if len(names) != len(specs) or not all(names):
-        raise InfeasibleLevels(f"{len(names)} names for {len(specs)} levels")
-    for name in names:
-        if not is_text(name):
-            raise InfeasibleLevels(f"level name {name!r}: expected UTF-8")
-    return [replace(spec, name=name) for spec, name in zip(specs, names, strict=True)]
+    if names is not None:
+        if len(names) != len(specs):
+            raise InfeasibleLevels(f"{len(names)} names for {len(specs)} levels")
+        for name in names:
+            if isinstance(name, str) and not is_text(name):
+                raise InfeasibleLevels(f"level name {name!r}: expected UTF-8")
+        specs = [replace(spec, name=name) for spec, name in zip(specs, names, strict=True)]
+    refuse_same_names([spec.name for spec in specs])
+    return specs
 
 
 class _Job:
@@ -340,7 +369,7 @@ class _Job:
     def report(self, profile: Profile) -> PackReport:
         """What was packed."""
         weights = sum(info.elements for info in self.nested)
-        notes = _notes(self.nested, self.bits)
+        notes = (*self.way.notes, *_notes(self.nested, self.bits))
         return PackReport(profile, self.choice.nested, weights, self.choice.shared, notes)
 
 

@@ -23,7 +23,7 @@ from elsa_format._errors import (
     UnsupportedVersion,
 )
 from elsa_format._header import Header, TensorInfo
-from elsa_format._json import dump, parse_document
+from elsa_format._json import MAX_SAFE_INTEGER, dump, parse_document
 
 VERSION = "1.0"
 KEY = "elsa"
@@ -84,7 +84,7 @@ class Level:
             if getattr(self, key) is not None:
                 entry[key] = getattr(self, key)
         if self.metrics:
-            entry["metrics"] = dict(sorted(self.metrics.items()))
+            entry["metrics"] = _sorted_metrics(self.metrics)
         return dict(sorted(entry.items()))
 
 
@@ -117,12 +117,14 @@ class Profile:
             "bits": self.bits,
             "levels": [level.to_json() for level in self.levels],
             "nested": dict(sorted(self.nested.items())),
-            "per_level": sorted(self.per_level),
-            "checksums": dict(sorted(self.checksums.items())),
             "header": f"xxh3:{header_checksum}",
         }
+        if self.per_level:
+            document["per_level"] = sorted(self.per_level)
+        if self.checksums:
+            document["checksums"] = dict(sorted(self.checksums.items()))
         if self.dense_metrics:
-            document["dense"] = {"metrics": dict(sorted(self.dense_metrics.items()))}
+            document["dense"] = {"metrics": _sorted_metrics(self.dense_metrics)}
         if self.shard:
             document["shard"] = {"number": self.shard[0], "of": self.shard[1]}
         return dump(dict(sorted(document.items())))
@@ -166,6 +168,11 @@ def find_level(level: LevelLike, names: Sequence[str], where: str = "") -> int |
     raise NoSuchLevel(f"{prefix}{problem}, expected 1..{len(names)}, 'dense' or a name: {known}")
 
 
+def _sorted_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Metrics as they are written: as doubles, whatever kind of number was given."""
+    return {name: float(value) for name, value in sorted(metrics.items())}
+
+
 def parse(header: Header, where: str) -> Profile:
     """The profile in a header, checked against the schema and the tensors."""
     text = header.metadata.get(KEY)
@@ -176,7 +183,7 @@ def parse(header: Header, where: str) -> Profile:
     document = parse_document(text, f"{where}: profile")
     check_version(document, f"{where}: profile")
     _check_header(header, document, where)
-    profile = _Parser(where).profile(document)
+    profile = _Parser(f"{where}: profile").profile(document)
     _check_tensors(profile, header.tensors, where)
     return profile
 
@@ -188,7 +195,7 @@ def check_version(
     version = document.get("version")
     if not isinstance(version, str) or not re.fullmatch(r"[0-9]+\.[0-9]+", version):
         raise malformed(f"{where} version {version!r}, expected 'MAJOR.MINOR'")
-    if version.split(".")[0] != VERSION.split(".")[0]:
+    if not version.startswith("1."):  # as text: 01 is another major version
         raise UnsupportedVersion(f"{where} version {version}, expected 1.x")
     requires = document.get("requires", [])
     if not isinstance(requires, list) or not all(isinstance(item, str) for item in requires):
@@ -205,10 +212,15 @@ def _check_header(header: Header, document: Mapping[str, Any], where: str) -> No
         raise InvalidProfile(
             f"{where}: profile header {stated!r}, expected xxh3: and 16 hex digits"
         )
+    found = header_checksum(header.raw, stated)
+    if found != stated:
+        raise ChecksumMismatch(f"{where}: header has checksum {found}, expected {stated}")
+
+
+def header_checksum(raw: bytes, stated: str) -> str:
+    """The checksum of a header, the digits of the one it states taken as zeros (spec §8.2)."""
     digits = stated.removeprefix("xxh3:").encode()
-    found = xxhash.xxh3_64_hexdigest(header.raw.replace(digits, ZEROS.encode()))
-    if found.encode() != digits:
-        raise ChecksumMismatch(f"{where}: header has checksum xxh3:{found}, expected {stated}")
+    return f"xxh3:{xxhash.xxh3_64_hexdigest(raw.replace(digits, ZEROS.encode()))}"
 
 
 def _check_tensors(profile: Profile, tensors: Mapping[str, TensorInfo], where: str) -> None:
@@ -265,7 +277,7 @@ class _Parser:
     """Checks a profile document against its schema, field by field."""
 
     def __init__(self, where: str) -> None:
-        self.where = f"{where}: profile"
+        self.where = where
 
     def fail(self, field_name: str, value: Any, expected: str) -> InvalidProfile:
         return InvalidProfile(f"{self.where} {field_name}: {_brief(value)}, expected {expected}")
@@ -365,7 +377,9 @@ class _Parser:
         return self.integer("shard number", value.get("number"), 1, of), of
 
     def metrics(self, label: str, value: Any) -> dict[str, float]:
-        if not isinstance(value, dict) or not all(_is_number(n) for n in value.values()):
+        if not isinstance(value, dict) or not all(
+            isinstance(key, str) and _is_number(n) for key, n in value.items()
+        ):
             raise self.fail(label, value, "an object of numbers")
         return value
 
@@ -377,7 +391,28 @@ class _Parser:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) is int or (type(value) is float and math.isfinite(value))
+    if type(value) is int:
+        return abs(value) <= MAX_SAFE_INTEGER
+    return type(value) is float and math.isfinite(value)
+
+
+def plain_number(value: Any) -> Any:
+    """A number of numpy, JAX and the like as Python's."""
+    return value.item() if getattr(value, "shape", None) == () else value
+
+
+def plain_numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Metrics as Python's numbers."""
+    return {name: plain_number(value) for name, value in dict(metrics).items()}
+
+
+def check_levels(levels: Sequence[Level], dense_metrics: Mapping[str, float]) -> None:
+    """Refuse, before anything is written, what no reader would accept of a level table."""
+    parser = _Parser("profile")
+    for number, level in enumerate(levels, 1):
+        parser.metrics(f"level {number} metrics", dict(level.metrics))
+        parser.level(number, level.to_json())
+    parser.metrics("dense metrics", dict(dense_metrics))
 
 
 def _matches(pattern: re.Pattern[str], value: Any) -> bool:

@@ -4,14 +4,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from functools import cached_property
 from types import MappingProxyType, TracebackType
-from typing import Any, Self, overload
+from typing import Any, Literal, Self, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from elsa_format import _profile
 from elsa_format._blocks import Checksum, as_array
-from elsa_format._choose import choose_level
+from elsa_format._choose import check_layout, choose_level
 from elsa_format._header import TensorInfo
 from elsa_format._layouts import Bitmask, Csr, Layout, encoder, mask_of, nested_at, parts
 from elsa_format._memory import BLOCK, Arena, give_block, take_block
@@ -20,6 +20,7 @@ from elsa_format._profile import Level, LevelLike, LevelNumber, Profile
 from elsa_format._shards import open_network
 from elsa_format._storage import Reader, Source, fill
 from elsa_format._threads import CORES, run
+from elsa_format.levels import Sparsity
 
 Tensor = NDArray[Any] | Bitmask | Csr
 
@@ -122,6 +123,7 @@ class File:
         True
         """
         number = self.profile.level_number(level, self.path)
+        check_layout(self.profile, number, layout, self.path)
         return self._sizes.size(number, layout)
 
     @cached_property
@@ -131,14 +133,14 @@ class File:
     def choose(
         self,
         *,
-        sparsity: float | None = None,
+        sparsity: Sparsity | None = None,
         max_size: int | None = None,
         layout: Layout = "dense",
     ) -> LevelNumber:
         """The densest level with at least a sparsity, or with at most a size as a file.
 
         >>> with open("net.safetensors") as file:
-        ...     file.choose(sparsity=0.85), file.choose(max_size=5000, layout="bitmask")
+        ...     file.choose(sparsity="85%"), file.choose(max_size=5000, layout="bitmask")
         (2, 1)
         """
         number = choose_level(
@@ -163,11 +165,19 @@ class File:
         return self._dense(info, number, Arena(info.nbytes))
 
     @overload
-    def load(self, level: LevelLike = "dense") -> dict[str, NDArray[Any]]: ...
+    def load(
+        self, level: LevelLike = "dense", layout: Literal["dense"] = "dense"
+    ) -> dict[str, NDArray[Any]]: ...
     @overload
-    def load(self, level: LevelLike = "dense", layout: Layout = ...) -> dict[str, Any]: ...
+    def load(
+        self, level: LevelLike, layout: Literal["bitmask"]
+    ) -> dict[str, NDArray[Any] | Bitmask]: ...
+    @overload
+    def load(self, level: LevelLike, layout: Literal["csr"]) -> dict[str, NDArray[Any] | Csr]: ...
+    @overload
+    def load(self, level: LevelLike, layout: Layout) -> Mapping[str, Tensor]: ...
 
-    def load(self, level: LevelLike = "dense", layout: Layout = "dense") -> dict[str, Any]:
+    def load(self, level: LevelLike = "dense", layout: Layout = "dense") -> Mapping[str, Any]:
         """All tensors of a level; in a sparse layout, nested ones are `Bitmask` or `Csr`.
 
         >>> with open("net.safetensors") as file:
@@ -176,6 +186,7 @@ class File:
         ((100, 100), 1000, (100,))
         """
         number = self.profile.level_number(level, self.path)
+        check_layout(self.profile, number, layout, self.path)
         names = plain_names(self._header)
         loaded: dict[str, Any] = dict.fromkeys(names)
         placed = level_tensors(self._header, self.profile, number, layout).values()
@@ -188,7 +199,7 @@ class File:
             else:
                 loaded[name] = self._sparse(info, number, layout, arena, along)
 
-        if self._storage.far:
+        if self._storage.high_latency:
             # One request for all of the data is cheaper than one for each tensor.
             start = self._header.data_start
             with closing(self._storage.reader(start, start + self.data_size)) as along:

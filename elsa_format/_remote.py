@@ -6,23 +6,18 @@ another is worse than an error.
 """
 
 import contextlib
-import http.client
 import os
 import re
-import socket
 import ssl
 import threading
 import time
-import urllib.error
-import urllib.request
-from base64 import b64encode
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 from elsa_format._errors import ElsaError, InputChanged, RemoteError
 from elsa_format._header import LENGTH_BYTES, MAX_HEADER, Readable
+from elsa_format._http import SLOWEST, Exchange, StatusError, get, parse_url, redact
 from elsa_format._storage import Reader, Storage, StreamStorage
 
 HEAD = 64 << 10
@@ -31,57 +26,47 @@ SKIP = 1 << 20
 """A gap that is read over rather than asked around; also the progress that forgives a failure."""
 RECEIVED = 256 << 10
 """Most bytes taken from a connection at once."""
-MAX_REDIRECTS = 5
 RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 """Seconds before the first retry; doubled for each that follows."""
 
-_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)")
-_PERMANENT = (socket.gaierror, ConnectionRefusedError, ssl.SSLCertVerificationError)
+_RANGE = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19}|\*)")
+_UNSATISFIED = re.compile(r"bytes \*/([0-9]{1,19})")
 
 
 @dataclass(frozen=True)
-class Patience:
+class RetryPolicy:
     """How long to wait, and how often to try again."""
 
     timeout: float
-    """Seconds without a byte."""
+    """Seconds without progress."""
     retries: int
     """Failures in a row, with less than a mebibyte between them."""
 
     @classmethod
-    def from_environment(cls) -> "Patience":
+    def from_environment(cls) -> "RetryPolicy":
         """ELSA_TIMEOUT (seconds) and ELSA_RETRIES, or 30 and 5."""
-        return cls(_setting("ELSA_TIMEOUT", 30.0), int(_setting("ELSA_RETRIES", 5)))
+        timeout = _setting("ELSA_TIMEOUT", 30, "seconds, more than 0", lambda s: 0 < s < 1e6)
+        retries = _setting(
+            "ELSA_RETRIES", 5, "a whole number", lambda n: n.is_integer() and 0 <= n < 1e6
+        )
+        return cls(timeout, int(retries))
 
 
-def _setting(name: str, default: float) -> float:
+def _setting(name: str, default: float, expected: str, fits: Callable[[float], bool]) -> float:
     text = os.environ.get(name, "")
-    try:
+    with contextlib.suppress(ValueError):
         value = float(text or default)
-    except ValueError:
-        value = -1
-    if not 0 <= value < 1e6:
-        raise RemoteError(f"environment variable {name}={text!r}: expected a number")
-    return value
+        if fits(value):
+            return value
+    raise RemoteError(f"environment variable {name}={text!r}: expected {expected}")
 
 
 def open_url(url: str) -> Storage:
     """Storage for a URL of any scheme."""
-    if urlsplit(url).scheme.lower() in ("http", "https"):
-        return HttpStorage(url, Patience.from_environment())
+    if url.partition("://")[0].lower() in ("http", "https"):
+        return HttpStorage(url, RetryPolicy.from_environment())
     return FsspecStorage(url)
-
-
-def shown(url: str) -> str:
-    """A URL as messages show it: without what may be secret.
-
-    >>> shown("https://me:secret@example.org/net.safetensors?signature=abc")
-    'https://example.org/net.safetensors?…'
-    """
-    parts = urlsplit(url)
-    query = "?…" if parts.query else ""
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}{query}"
 
 
 @dataclass(frozen=True)
@@ -93,21 +78,23 @@ class _Version:
     modified: str | None
 
     def differs(self, other: "_Version") -> bool:
-        pairs = [(self.size, other.size), (self.modified, other.modified)]
+        pairs: list[tuple[object, object]] = [(self.size, other.size)]
         if self.etag and other.etag:
-            pairs[1] = (self.etag, other.etag)
+            # Servers that compress or cache turn "x" into W/"x"; the date then has to agree, too.
+            pairs.append((self.etag.removeprefix("W/"), other.etag.removeprefix("W/")))
+        if not self.etag or not other.etag or "W/" in (self.etag[:2], other.etag[:2]):
+            pairs.append((self.modified, other.modified))
         return any(a is not None and b is not None and a != b for a, b in pairs)
 
 
 class HttpStorage:
     """A file on an HTTP server; its first bytes are fetched at once."""
 
-    far = True
+    high_latency = True
 
-    def __init__(self, url: str, patience: Patience) -> None:
-        self.name, self.patience = shown(url), patience
-        self._url, self._authorization = _split_credentials(url, self.name)
-        self._opener = _opener(self._authorization)
+    def __init__(self, url: str, policy: RetryPolicy) -> None:
+        self.name, self.policy = redact(url), policy
+        self._url = parse_url(url, self.name)
         self._lock = threading.Lock()
         self._version: _Version | None = None
         self._head = b""
@@ -121,6 +108,11 @@ class HttpStorage:
     def size(self) -> int | None:
         """Bytes in all, as the server says."""
         return self._version.size if self._version else None
+
+    @property
+    def answered(self) -> bool:
+        """Whether there is such a file at all."""
+        return self._version is not None
 
     def front(self) -> Readable:
         """As much as the header takes, so that nothing of the data is fetched with it."""
@@ -141,24 +133,30 @@ class HttpStorage:
     def close(self) -> None:
         """Connections belong to readers."""
 
-    def request(self, start: int, stop: int) -> "_Answer":
-        """Ask for bytes from `start` on, up to `stop`."""
-        request = urllib.request.Request(self._url)
-        request.add_header("Accept-Encoding", "identity")
-        request.add_header("User-Agent", "elsa-format")
+    def request(self, start: int, stop: int) -> "_Response | None":
+        """Ask for bytes from `start` on, up to `stop`; None if the file ends there."""
         if self.size is not None:
             stop = min(stop, self.size)
-        request.add_header("Range", f"bytes={start}-{stop - 1 if stop < 1 << 62 else ''}")
-        if self._authorization:
-            request.add_unredirected_header("Authorization", self._authorization)
-        response = self._opener.open(request, timeout=self.patience.timeout)
+        asked = {"Range": f"bytes={start}-{stop - 1 if stop < 1 << 62 else ''}"}
         try:
-            answer = _Answer(response, start, self.name)
-            self._compare(answer.version)
-        except BaseException:
-            response.close()
+            exchange = get(self._url, asked, self.policy.timeout, self.name)
+        except StatusError as error:
+            if error.status != 416:
+                raise
+            # An empty file has no first byte; where no size is told, this tells the end.
+            if self.size is None:
+                return None
+            found = _UNSATISFIED.fullmatch(error.headers.get("content-range", ""))
+            if found is not None:
+                self._compare(_Version(int(found[1]), None, None))
             raise
-        return answer
+        try:
+            response = _Response(exchange, start, self.size, self.name)
+            self._compare(response.version)
+        except BaseException:
+            exchange.close()
+            raise
+        return response
 
     def _compare(self, version: _Version) -> None:
         with self._lock:
@@ -168,21 +166,20 @@ class HttpStorage:
                 raise InputChanged(f"{self.name}: changed while it was read; run again")
 
 
-class _Answer:
-    """A response that holds bytes from a known position on."""
+class _Response:
+    """An answer that holds bytes from a known position on."""
 
-    def __init__(self, response: Any, start: int, where: str) -> None:
-        self.response, headers = response, response.headers
-        encoding = headers.get("Content-Encoding", "identity")
-        if encoding != "identity":
+    def __init__(self, exchange: Exchange, start: int, known: int | None, where: str) -> None:
+        self.exchange, headers = exchange, exchange.headers
+        encoding = headers.get("content-encoding") or "identity"
+        if encoding.lower() != "identity":
             raise RemoteError(f"{where}: the server sends it encoded as {encoding!r}")
-        length = _length(headers.get("Content-Length"), where)
-        size, self.end = length, length
+        size, self.end = exchange.length, exchange.length
         self.position = 0
-        if response.status == 206:
-            found = _RANGE.fullmatch((headers.get("Content-Range") or "").strip())
+        if exchange.status == 206:
+            found = _RANGE.fullmatch(headers.get("content-range", ""))
             if found is None:
-                stated = headers.get("Content-Range") or headers.get("Content-Type")
+                stated = headers.get("content-range") or headers.get("content-type")
                 raise RemoteError(f"{where}: the server answered with range {stated!r}")
             first, last = int(found[1]), int(found[2])
             size = None if found[3] == "*" else int(found[3])
@@ -192,19 +189,24 @@ class _Answer:
                     f"{where}: the server answered with range {found[0]!r}, "
                     f"expected one that starts at {start}"
                 )
-            if length is not None and length != last + 1 - first:
-                raise RemoteError(f"{where}: the server sends {length} bytes as {found[0]!r}")
-        elif response.status != 200:
-            raise RemoteError(f"{where}: the server answered {response.status} {response.reason}")
-        self.version = _Version(size, headers.get("ETag"), headers.get("Last-Modified"))
+            if exchange.length not in (None, last + 1 - first):
+                raise RemoteError(
+                    f"{where}: the server sends {exchange.length} bytes as {found[0]!r}"
+                )
+        if self.end is None:
+            self.end = known
+        self.start = self.position
+        self.version = _Version(size, headers.get("etag"), headers.get("last-modified"))
 
-
-def _length(text: str | None, where: str) -> int | None:
-    if text is None:
-        return None
-    if not re.fullmatch(r"\d{1,19}", text):
-        raise RemoteError(f"{where}: the server answered with length {text!r}")
-    return int(text)
+    def readinto(self, view: memoryview) -> int:
+        """Bytes as they come; none at the end of the file, where only that tells its size."""
+        if self.end is not None:
+            view = view[: self.end - self.position]
+        count = self.exchange.readinto(view[:RECEIVED])
+        if not count and view and self.end is not None:
+            raise ConnectionError
+        self.position += count
+        return count
 
 
 class HttpReader:
@@ -212,7 +214,7 @@ class HttpReader:
 
     def __init__(self, storage: HttpStorage, start: int, stop: int) -> None:
         self.storage, self.position, self.stop = storage, start, stop
-        self._answer: _Answer | None = None
+        self._response: _Response | None = None
         self._failures, self._last_failure = 0, start
 
     def readinto(self, buffer: Any, /) -> int:
@@ -227,9 +229,9 @@ class HttpReader:
         while True:
             try:
                 return self._receive(view)
-            except (OSError, http.client.HTTPException) as error:
+            except (OSError, StatusError) as error:
                 self.close()
-                self._endure(error)
+                self.retry_or_raise(error)
 
     def read(self, size: int, /) -> bytes:
         """Up to `size` bytes."""
@@ -238,83 +240,62 @@ class HttpReader:
 
     def seek(self, position: int, /) -> None:
         """Go on elsewhere; a short way ahead the connection is kept."""
-        answer = self._answer
-        if answer is not None and (
+        response = self._response
+        if response is not None and (
             not 0 <= position - self.position <= SKIP
-            or (answer.end is not None and position >= answer.end)
+            or (response.end is not None and position >= response.end)
         ):
             self.close()
         self.position = position
 
     def close(self) -> None:
         """Drop the connection."""
-        if self._answer is not None:
-            self._answer.response.close()
-            self._answer = None
+        if self._response is not None:
+            self._response.exchange.close()
+            self._response = None
 
     def _receive(self, view: memoryview) -> int:
         """Bytes from the connection, or none if the file ends here."""
         size = self.storage.size
         if size is not None and self.position >= size:
             return 0
-        answer = self._answer
-        if answer is None or answer.position == answer.end:
+        response = self._response
+        if response is not None and response.position == response.end:
+            # Less than was asked for. A few bytes at a time, a server could go on for ever.
+            if response.position - response.start < SLOWEST:
+                raise ConnectionError
             self.close()
-            answer = self._answer = self._ask()
-            if answer is None:
-                return 0
-        self._skip(answer)
-        # One system call: what arrived before a time-out is not lost.
-        data = answer.response.read1(min(len(view), RECEIVED))
-        count = len(data)
-        view[:count] = data
-        if not count and answer.end is not None and answer.position < answer.end:
-            raise http.client.IncompleteRead(b"")
-        answer.position += count
+            response = None
+        if response is None:
+            response = self._response = self.storage.request(self.position, self.stop)
+        if response is None:
+            return 0
+        self._skip(response)
+        count = response.readinto(view)
         self.position += count
         return count
 
-    def _ask(self) -> _Answer | None:
-        try:
-            return self.storage.request(self.position, self.stop)
-        except urllib.error.HTTPError as error:
-            with error:
-                # An empty file has no first byte; where no size is told, this tells the end.
-                if error.code == 416 and (self.position == 0 or self.storage.size is None):
-                    return None
-                raise
-
-    def _skip(self, answer: _Answer) -> None:
+    def _skip(self, response: _Response) -> None:
         """Read over what a server sends that knows no ranges, or a short gap."""
-        while answer.position < self.position:
-            data = answer.response.read(min(self.position - answer.position, SKIP))
-            if not data:
-                raise http.client.IncompleteRead(b"")
-            answer.position += len(data)
+        while (gap := self.position - response.position) > 0:
+            if not response.readinto(memoryview(bytearray(min(gap, RECEIVED)))):
+                raise ConnectionError
 
-    def _endure(self, error: Exception) -> None:
+    def retry_or_raise(self, error: OSError | StatusError) -> None:
         """Wait before the next attempt, or give up."""
-        reason: Any = error.reason if isinstance(error, urllib.error.URLError) else error
         if self.position - self._last_failure >= SKIP:
             self._failures = 0
         self._last_failure = self.position
-        pause = min(FIRST_PAUSE * 2**self._failures, LONGEST_PAUSE)
-        if isinstance(error, urllib.error.HTTPError):
-            message = (
-                f"the server answered {error.code} {http.client.responses.get(error.code, '')}"
-            )
-            if error.code // 100 == 3:
-                message += f", and is not followed further (at most {MAX_REDIRECTS} redirects)"
-            if error.code not in RETRIED:
-                raise RemoteError(f"{self.storage.name}: {message}") from None
+        pause = min(FIRST_PAUSE * 2 ** min(self._failures, 10), LONGEST_PAUSE)
+        if isinstance(error, StatusError):
+            message, final = str(error), error.status not in RETRIED
             pause = max(pause, _retry_after(error))
         else:
-            message = _cause(reason)
-            never_there = self.storage._version is None and isinstance(reason, _PERMANENT)
-            if never_there or isinstance(reason, ssl.SSLCertVerificationError):
-                raise RemoteError(f"{self.storage.name}: {message}") from None
+            message, final = _cause(error), not self.storage.answered and not _transient(error)
+        if final:
+            raise RemoteError(f"{self.storage.name}: {message}") from None
         self._failures += 1
-        if self._failures > self.storage.patience.retries:
+        if self._failures > self.storage.policy.retries:
             raise RemoteError(
                 f"{self.storage.name}: {message} at byte {self.position}; gave up after "
                 f"{self._failures} attempts"
@@ -322,110 +303,88 @@ class HttpReader:
         time.sleep(pause)
 
 
-def _cause(reason: Any) -> str:
+def _transient(error: OSError) -> bool:
+    """Whether it may be better at the next attempt, although no attempt was good before."""
+    return isinstance(error, TimeoutError | ConnectionError | ssl.SSLError) and not isinstance(
+        error, ConnectionRefusedError
+    )
+
+
+def _cause(error: OSError) -> str:
     """Why a connection failed, without what a library might quote of the URL."""
-    if isinstance(reason, TimeoutError):
+    if isinstance(error, TimeoutError):
         return "no answer in time"
-    if isinstance(reason, ConnectionRefusedError):
+    if isinstance(error, ConnectionRefusedError):
         return "connection refused"
-    if isinstance(reason, ConnectionError | http.client.HTTPException):
+    if isinstance(error, ConnectionError | ssl.SSLError):
         return "the connection broke"
-    if isinstance(reason, OSError):
-        return reason.strerror or type(reason).__name__
-    return "the connection failed"
+    return error.strerror or type(error).__name__
 
 
-def _retry_after(error: urllib.error.HTTPError) -> float:
-    text = error.headers.get("Retry-After", "") if error.headers else ""
-    return min(float(text), LONGEST_PAUSE) if re.fullmatch(r"\d{1,6}", text) else 0.0
-
-
-def _split_credentials(url: str, where: str) -> tuple[str, str | None]:
-    """The URL without user and password, and the header that carries them."""
-    parts = urlsplit(url)
-    if not parts.hostname:
-        raise RemoteError(f"{where}: the URL names no host")
-    user, at, host = parts.netloc.rpartition("@")
-    if not at:
-        return url, None
-    token = b64encode(unquote(user).encode()).decode()
-    return parts._replace(netloc=host).geturl(), f"Basic {token}"
-
-
-class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Few redirects, to HTTP only, and never from an encrypted connection to a plain one."""
-
-    max_redirections = MAX_REDIRECTS
-
-    def __init__(self, authorization: str | None) -> None:
-        self.authorization = authorization
-
-    def redirect_request(
-        self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
-    ) -> urllib.request.Request | None:
-        target = urlsplit(newurl)
-        if target.scheme not in ("http", "https") or (
-            req.type == "https" and target.scheme == "http"
-        ):
-            raise RemoteError(
-                f"{shown(req.full_url)}: refused to follow a redirect to {shown(newurl)}"
-            )
-        new = super().redirect_request(req, fp, code, msg, headers, newurl)
-        if new is not None and self.authorization and (new.type, new.host) == (req.type, req.host):
-            new.add_unredirected_header("Authorization", self.authorization)
-        return new
-
-
-def _opener(authorization: str | None) -> urllib.request.OpenerDirector:
-    """HTTP and HTTPS, with the environment's proxies, and nothing else."""
-    opener = urllib.request.OpenerDirector()
-    handlers: list[Callable[[], Any]] = [
-        urllib.request.ProxyHandler,
-        urllib.request.UnknownHandler,
-        urllib.request.HTTPHandler,
-        urllib.request.HTTPSHandler,
-        urllib.request.HTTPDefaultErrorHandler,
-        urllib.request.HTTPErrorProcessor,
-    ]
-    for handler in handlers:
-        opener.add_handler(handler())
-    opener.add_handler(_Redirects(authorization))
-    return opener
+def _retry_after(error: StatusError) -> float:
+    text = error.headers.get("retry-after", "")
+    return min(float(text), LONGEST_PAUSE) if re.fullmatch("[0-9]{1,6}", text) else 0.0
 
 
 class FsspecStorage(StreamStorage):
     """A file in any store that fsspec knows."""
 
-    far = True
+    high_latency = True
 
     def __init__(self, url: str) -> None:
         try:
             import fsspec
         except ImportError:
             raise RemoteError(
-                f"{shown(url)}: only http and https are built in; for others, "
+                f"{redact(url)}: only http and https are built in; for others, "
                 "pip install 'elsa-format[remote]'"
             ) from None
-        with _store_errors(shown(url)):
-            super().__init__(fsspec.open(url, "rb").open(), shown(url))
+        self._url = url
+        with _store_errors(url), contextlib.ExitStack() as stack:
+            stream = stack.enter_context(contextlib.closing(fsspec.open(url, "rb").open()))
+            super().__init__(stream, redact(url))
+            stack.pop_all()
 
     def read_into(self, position: int, view: memoryview) -> None:
         """Fill the buffer from a position."""
-        with _store_errors(self.name):
+        with _store_errors(self._url):
             super().read_into(position, view)
 
     def close(self) -> None:
         """Close what was opened here."""
-        self._stream.close()
+        with _store_errors(self._url):
+            self._stream.close()
+
+
+_STORE_ERRORS: dict[type[Exception], str] = {
+    FileNotFoundError: "no such file",
+    PermissionError: "permission denied",
+    IsADirectoryError: "is a directory",
+    TimeoutError: "no answer in time",
+    ConnectionRefusedError: "connection refused",
+    ConnectionError: "the connection broke",
+}
 
 
 @contextlib.contextmanager
-def _store_errors(where: str) -> Iterator[None]:
+def _store_errors(url: str) -> Iterator[None]:
     """Stores have errors of their own, which need not be OSError and may quote secrets."""
     try:
         yield
     except ElsaError:
         raise
     except Exception as error:
-        reason = getattr(error, "strerror", None) or type(error).__name__
-        raise RemoteError(f"{where}: {reason}") from error
+        raise RemoteError(f"{redact(url)}: {_store_error(error, url)}") from error
+
+
+def _store_error(error: Exception, url: str) -> str:
+    for kind, words in _STORE_ERRORS.items():
+        if isinstance(error, kind):
+            return words
+    said = getattr(error, "strerror", None)
+    if isinstance(error, ImportError) or str(error).startswith("Protocol not known"):
+        said = str(error)  # fsspec's advice on what to install
+    secrets = [secret for pair in re.findall(r"://([^/?#]*)@|\?(.+)", url) for secret in pair]
+    if not said or any(secret and secret in said for secret in secrets):
+        return type(error).__name__
+    return str(said)

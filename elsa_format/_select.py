@@ -4,17 +4,15 @@ The K-th largest magnitude is found digit by digit over the bit patterns, whose 
 magnitudes: one pass over the weights for every 16 bits, for all levels at once.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from elsa_format import _kernels
-from elsa_format._errors import InfeasibleLevels
+from elsa_format.levels import Pattern
 
 TABLE_BYTES = 16 << 20
 """Most memory for histograms: 16-bit digits for up to 32 different prefixes."""
@@ -30,15 +28,6 @@ class Cut:
 
     thresholds: NDArray[np.uint64]
     ties: NDArray[np.int64]
-
-
-def kept_count(sparsity: Fraction, weights: int) -> int:
-    """How many of the weights a level keeps.
-
-    >>> kept_count(Fraction(95, 100), 1000)
-    50
-    """
-    return weights - round(sparsity * weights)
 
 
 def find_cut(
@@ -96,50 +85,6 @@ def magnitude_counters(words: NDArray[Any], cut: Cut) -> NDArray[np.uint8]:
     counters = np.empty(words.size, np.uint8)
     _kernels.assign(words, cut.thresholds, cut.ties, counters)
     return counters
-
-
-@dataclass(frozen=True)
-class Pattern:
-    """N:M: at most N of every M neighbouring weights."""
-
-    n: int
-    m: int
-
-    @property
-    def sparsity(self) -> Fraction:
-        """The fraction of zeros."""
-        return 1 - Fraction(self.n, self.m)
-
-    def __str__(self) -> str:
-        return f"{self.n}:{self.m}"
-
-
-def check_patterns(patterns: Sequence[Pattern]) -> None:
-    """Refuse patterns that do not nest for every choice of weights."""
-    for pattern in patterns:
-        if not 1 <= pattern.n <= pattern.m:
-            raise InfeasibleLevels(f"pattern {pattern}: expected N:M with 1 ≤ N ≤ M")
-    for sparse, dense in pairwise(patterns):
-        if dense.sparsity >= sparse.sparsity:
-            raise InfeasibleLevels(f"pattern {dense} after {sparse}: the density must rise")
-        worst = max(
-            sum(min(sparse.n, overlap) for overlap in _overlaps(offset, dense.m, sparse.m))
-            for offset in range(sparse.m)
-            if offset % np.gcd(sparse.m, dense.m) == 0
-        )
-        if worst > dense.n:
-            raise InfeasibleLevels(
-                f"pattern {dense} after {sparse}: {worst} of {dense.m} weights may be frozen, "
-                f"but {dense} keeps {dense.n}"
-            )
-
-
-def _overlaps(offset: int, size: int, block: int) -> Iterator[int]:
-    """How a run that starts at an offset of a block is cut by the blocks."""
-    while size:
-        part = min(size, block - offset)
-        yield part
-        offset, size = 0, size - part
 
 
 def pattern_counters(keys: NDArray[Any], patterns: Sequence[Pattern]) -> NDArray[np.uint8]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from elsa_format._index import is_index, read_index, shard_names
+from elsa_format._options import whole
 from elsa_format._output import (
     AtomicFile,
     Output,
@@ -14,6 +15,15 @@ from elsa_format._output import (
     is_special,
     open_output,
 )
+
+
+def check_shard_size(target: Target, max_size: int | None) -> None:
+    """Refuse a size of shards that none can have, or for a target that is not written in shards."""
+    if max_size is None:
+        return
+    whole("max_shard_size", max_size, low=1)
+    if not is_index(target):
+        raise TypeError("max_shard_size is for an output that ends in .index.json")
 
 
 def group_tensors(

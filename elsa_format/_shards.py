@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from elsa_format import _profile
-from elsa_format._errors import CountMismatch, InvalidIndex
+from elsa_format._errors import CountMismatch, InvalidIndex, UnsafePath
 from elsa_format._header import Header, Readable, TensorInfo, check_size, read_header
 from elsa_format._index import Index, is_index, read_index, shard_path
 from elsa_format._profile import KEY, Profile
@@ -61,12 +61,14 @@ class Shards:
             self._starts.append(position)
             for info in shard.header.tensors.values():
                 tensors[info.name] = replace(info, start=position + info.start)
-            metadata |= {k: v for k, v in shard.header.metadata.items() if k != KEY}
+            # Of two values the first shard's counts (spec §10.1).
+            metadata = {**shard.header.metadata, **metadata}
             position += shard.header.data_size
+        metadata.pop(KEY, None)
         headers = sum(shard.header.data_start for shard in self.shards)
         self.header = JoinedHeader(tensors, metadata, b"", headers_size=headers)
         self.size = self.header.data_start + self.header.data_size
-        self.far = any(shard.storage.far for shard in self.shards)
+        self.high_latency = any(shard.storage.high_latency for shard in self.shards)
 
     def front(self) -> Readable:
         """Refuse: no file has the joined header."""
@@ -154,20 +156,15 @@ def open_network(source: Source) -> tuple[Storage, Header, Profile]:
     return _open_file(source, _profile.parse)
 
 
-def open_plain(source: Source) -> tuple[Storage, Header]:
-    """A safetensors file: its bytes and header."""
-    storage, header, _ = _open_file(source, _nothing)
+def open_plain(source: Source, check: Callable[[Header, str], object]) -> tuple[Storage, Header]:
+    """A safetensors file: its bytes and header, which `check` may refuse."""
+    storage, header, _ = _open_file(source, check)
     return storage, header
-
-
-def open_shards(source: Source) -> Shards:
-    """The shards of any checkpoint, sorted by file name."""
-    return _open(source, _nothing)[0]
 
 
 def open_elsa_shards(source: Source) -> tuple[Shards, Profile]:
     """The shards of an ELSA network by their numbers, and the profile of the whole."""
-    shards, index, profiles = _open(source, _profile.parse)
+    shards, index, profiles = open_parsed(source, _profile.parse)
     try:
         return _join(shards, index, profiles)
     except BaseException:
@@ -178,19 +175,21 @@ def open_elsa_shards(source: Source) -> tuple[Shards, Profile]:
 def shard_source(source: Source, file: str) -> Source:
     """The path or URL of a shard: the index's, with another file name."""
     if isinstance(source, str) and is_url(source):
-        parts = urlsplit(source)
-        if parts.scheme not in ("http", "https"):
-            return f"{source.rpartition('/')[0]}/{file}"
-        folder = parts.path.rpartition("/")[0]
+        before, mark, query = source.partition("#")[0].partition("?")
+        scheme, _, rest = before.partition("://")
+        if scheme.lower() not in ("http", "https"):
+            if "::" in file:  # fsspec would go to another store
+                from elsa_format._http import redact  # here, as by whoever opened the index
+
+                raise UnsafePath(f"{redact(source)}: shard {file!r} is outside its directory")
+            return f"{before.rpartition('/')[0]}/{file}"
+        host, _, path = rest.partition("/")
+        folder = "".join(f"/{part}" for part in path.split("/")[:-1])
         # The query stays, for stores whose signature covers a directory; it goes to the same host.
-        return parts._replace(path=f"{folder}/{quote(file)}", fragment="").geturl()
+        return f"{scheme}://{host}{folder}/{quote(file)}{mark}{query}"
     if not isinstance(source, str | os.PathLike):
         raise TypeError("an index is a path or a URL")
     return shard_path(Path(source), file)
-
-
-def _nothing(header: Header, where: str) -> None:
-    """What is parsed of a header that need not have a profile."""
 
 
 def _open_file(source: Source, parse: Callable[[Header, str], T]) -> tuple[Storage, Header, T]:
@@ -205,7 +204,10 @@ def _open_file(source: Source, parse: Callable[[Header, str], T]) -> tuple[Stora
     return storage, header, parsed
 
 
-def _open(source: Source, parse: Callable[[Header, str], T]) -> tuple[Shards, Index, dict[str, T]]:
+def open_parsed(
+    source: Source, parse: Callable[[Header, str], T]
+) -> tuple[Shards, Index, dict[str, T]]:
+    """Shards sorted by file name, their index, and by file what is parsed of the headers."""
     index, where = read_index(source)
     sources = {file: shard_source(source, file) for file in index.files}
     for file, path in sources.items():
@@ -261,9 +263,7 @@ def _join(shards: Shards, index: Index, profiles: Mapping[str, Profile]) -> tupl
             raise InvalidIndex(
                 f"{where}: {shard.file!r} has other levels than {shards.shards[0].file!r}"
             )
-    stated, found = index.metadata.get("total_size"), shards.header.data_size
-    if stated is not None and (type(stated) is not int or stated != found):
-        raise InvalidIndex(f"{where}: total_size {stated!r}, but the tensors have {found} bytes")
+    check_total_size(index, shards)
     ordered = [numbers[number] for number in sorted(numbers)]
     whole = join_profiles([profiles[shard.file] for shard in ordered])
     for t, level in enumerate(whole.levels):
@@ -273,6 +273,16 @@ def _join(shards: Shards, index: Index, profiles: Mapping[str, Profile]) -> tupl
                 f"{where}: level {t + 1}: nonzero {level.nonzero}, but its tensors keep {kept}"
             )
     return Shards(where, ordered), whole
+
+
+def check_total_size(index: Index, shards: Shards) -> None:
+    """Compare the size that the index states, if it does, with that of the tensors."""
+    found = shards.header.data_size
+    stated = index.metadata.get("total_size", found)
+    if type(stated) is not int or stated != found:
+        raise InvalidIndex(
+            f"{shards.name}: total_size {stated!r}, but the tensors have {found} bytes"
+        )
 
 
 def join_profiles(parts: Sequence[Profile]) -> Profile:

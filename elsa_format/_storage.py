@@ -1,5 +1,6 @@
 """Random access to the bytes of a file."""
 
+import errno
 import io
 import os
 import re
@@ -37,7 +38,7 @@ class Storage(Protocol):
         ...
 
     @property
-    def far(self) -> bool:
+    def high_latency(self) -> bool:
         """Whether every new position costs a round trip."""
         ...
 
@@ -60,6 +61,8 @@ class InputFile(io.FileIO):
     """A file that is read: errors name it, and that it changes is noticed."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        if os.path.isdir(path):
+            raise IsADirectoryError(errno.EISDIR, _advice(path), os.fspath(path))
         super().__init__(path, "rb")
         self._path = os.fspath(path)
         self._opened = self._state()
@@ -95,23 +98,30 @@ class InputFile(io.FileIO):
 class FileStorage:
     """A file on disk."""
 
-    far = False
+    high_latency = False
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.name = os.fspath(path)
-        self._file = InputFile(path)
+        self._file, self._lock = InputFile(path), threading.Lock()
         self.size = os.fstat(self._file.fileno()).st_size
 
     def read_into(self, position: int, view: memoryview) -> None:
         """Fill the buffer from a position."""
         while view:
-            try:
-                count = os.preadv(self._file.fileno(), [view], position)
-            except OSError as error:
-                raise self._file.named(error) from None
+            count = self._read(position, view)
             if not count:
                 raise Truncated(f"{self.name}: ends at byte {position}, expected {len(view)} more")
             view, position = view[count:], position + count
+
+    def _read(self, position: int, view: memoryview) -> int | None:
+        if hasattr(os, "preadv"):
+            try:
+                return os.preadv(self._file.fileno(), [view], position)
+            except OSError as error:
+                raise self._file.named(error) from None
+        with self._lock:  # Windows has one position for all threads
+            self._file.seek(position)
+            return self._file.readinto(view)
 
     def front(self) -> Readable:
         """Read from the front."""
@@ -133,7 +143,7 @@ class FileStorage:
 class StreamStorage:
     """A seekable stream, such as BytesIO; it stays open."""
 
-    far = False
+    high_latency = False
 
     def __init__(self, stream: IO[bytes], name: str | None = None) -> None:
         self.name = stream_name(stream) if name is None else name
@@ -170,7 +180,7 @@ class PipeStorage:
     """A stream that cannot seek: good for the header, and no more."""
 
     size: int | None = None
-    far = False
+    high_latency = False
 
     def __init__(self, stream: IO[bytes], name: str, *, owned: bool = False) -> None:
         self.stream, self.name, self._owned = stream, name, owned
@@ -253,6 +263,15 @@ def open_storage(source: Source) -> Storage:
             return PipeStorage(InputFile(source), os.fspath(source), owned=True)
         return FileStorage(source)
     return StreamStorage(source) if source.seekable() else PipeStorage(source, stream_name(source))
+
+
+def _advice(folder: str | os.PathLike[str]) -> str:
+    """What to open of a directory."""
+    names = sorted(os.listdir(folder), key=lambda name: (not name.endswith(".index.json"), name))
+    for name in names:
+        if name.endswith((".index.json", ".safetensors")):
+            return f"is a directory; name a file in it, such as {name}"
+    return "is a directory, and holds no .safetensors file"
 
 
 def stream_name(stream: IO[bytes]) -> str:

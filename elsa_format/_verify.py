@@ -28,6 +28,7 @@ from elsa_format._errors import (
     NonFinite,
 )
 from elsa_format._header import TensorInfo
+from elsa_format._options import whole
 from elsa_format._profile import Profile, variant_name
 from elsa_format._threads import Meter
 
@@ -58,6 +59,7 @@ def verify(source: Source, *, jobs: int = 1, progress: Progress = ignore) -> Rep
     >>> verify("net.safetensors").digests
     3
     """
+    jobs = whole("jobs", jobs, low=1)
     with open_source(source) as opened:
         header, profile = read_profile(opened)
         meter = Meter(progress, header.data_size)

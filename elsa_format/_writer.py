@@ -14,13 +14,26 @@ from elsa_format import _kernels, _level_file
 from elsa_format._codec import check_bits, refuse_unpackable
 from elsa_format._digest import LevelDigests, digest_of_lines
 from elsa_format._dtypes import of_array
-from elsa_format._errors import CounterOutOfRange, InvalidProfile, TensorMismatch
+from elsa_format._errors import CounterOutOfRange, InvalidHeader, InvalidProfile, TensorMismatch
 from elsa_format._header import LENGTH_BYTES, TensorInfo, lay_out, serialize
 from elsa_format._index import index_bytes
 from elsa_format._json import MAX_SAFE_INTEGER
 from elsa_format._memory import BLOCK
+from elsa_format._options import strings, whole
 from elsa_format._output import Output, Target
-from elsa_format._profile import KEY, RESERVED, ZEROS, Level, Profile, bits_for, variant_name
+from elsa_format._profile import (
+    KEY,
+    MAX_BITS,
+    RESERVED,
+    ZEROS,
+    Level,
+    Profile,
+    bits_for,
+    check_levels,
+    plain_number,
+    plain_numbers,
+    variant_name,
+)
 from elsa_format._shard_output import Destination, open_destination
 from elsa_format._shards import join_profiles
 
@@ -84,15 +97,17 @@ class Writer:
         digests: bool = True,
         shard: tuple[int, int] | None = None,
     ) -> None:
-        self.output, self.bits, self.levels = output, bits, tuple(levels)
+        self.output, self.bits = output, bits
+        self.levels = tuple(
+            replace(s, target=plain_number(s.target), metrics=plain_numbers(s.metrics))
+            for s in levels
+        )
         self.shard = shard
-        self.metadata = {
-            k: v for k, v in (metadata or {}).items() if k not in (KEY, _level_file.KEY)
-        }
+        self.metadata = _checked(metadata or {})
         self.counts = {name: np.zeros(1 << bits, np.int64) for name in nested}
         self.per_level = tuple(sorted(per_level))
         self._varying = frozenset(self.per_level)
-        self.dense_metrics = dense_metrics or {}
+        self.dense_metrics = plain_numbers(dense_metrics or {})
         numbers = range(1, len(self.levels) + 1)
         self._variants = {
             variant_name(name, t): (name, t) for name in self.per_level for t in numbers
@@ -104,7 +119,9 @@ class Writer:
         self._checksums = dict.fromkeys(self.tensors, f"xxh3:{ZEROS}")
         self._digests = LevelDigests(bits, len(self.levels)) if digests else None
         self._reserved = 0
-        self._reserved = len(self._header(self._longest_profile()))
+        longest = self._longest_profile()
+        check_levels(longest.levels, self.dense_metrics)
+        self._reserved = len(self._header(longest))
 
     def append(self, name: str, data: NDArray[Any]) -> None:
         """Store the next bytes of a tensor.
@@ -224,6 +241,15 @@ class Writer:
         return with_checksum(xxhash.xxh3_64_hexdigest(with_checksum(ZEROS)[LENGTH_BYTES:]))
 
 
+def _checked(metadata: Mapping[str, str]) -> dict[str, str]:
+    for key, value in metadata.items():
+        if key in (KEY, _level_file.KEY):
+            raise InvalidHeader(f"metadata {key!r}: the name is reserved")
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise InvalidHeader(f"metadata {key!r}: {value!r}, expected strings")
+    return dict(metadata)
+
+
 class Writers:
     """The writers of a network: one for a file, or one for each shard."""
 
@@ -279,12 +305,19 @@ def open_writers(
         yield Writers(destination, parts)
 
 
+def refuse_same_names(names: Sequence[str]) -> None:
+    """Refuse two levels of one name: people ask for levels by name."""
+    for at, name in enumerate(names):
+        if name in names[:at]:
+            raise InvalidProfile(f"level {at + 1}: name {name!r} is that of another level")
+
+
 def write(
     path: Target,
     tensors: Mapping[str, NDArray[Any]],
     *,
     levels: Sequence[LevelSpec],
-    nested: Iterable[str],
+    nested: str | Iterable[str],
     bits: int | None = None,
     per_level: Mapping[str, Sequence[NDArray[Any]]] | None = None,
     dense_metrics: Mapping[str, float] | None = None,
@@ -304,11 +337,13 @@ def write(
     >>> [level.nonzero for level in profile.levels]
     [1, 2]
     """
-    bits = bits_for(len(levels)) if bits is None else bits
+    bits = bits_for(len(levels)) if bits is None else whole("bits", bits, low=1, high=MAX_BITS)
     if not 1 <= len(levels) < 1 << bits:
         raise InvalidProfile(f"{len(levels)} levels do not fit {bits}-bit counters")
+    refuse_same_names([level.name for level in levels])
     arrays = {name: np.asarray(array, order="C") for name, array in tensors.items()}
-    nested, per_level = dict.fromkeys(sorted(nested)), per_level or {}
+    strings("tensors", arrays)
+    nested, per_level = dict.fromkeys(sorted(strings("nested", nested))), per_level or {}
     for name in (*nested, *per_level):
         if name not in arrays:
             raise TensorMismatch(f"tensor {name!r} is not among the tensors to write")
@@ -320,7 +355,7 @@ def write(
             raise TensorMismatch(
                 f"tensor {name!r}: {len(variants)} variants for {len(levels)} levels"
             )
-        for t, variant in enumerate(variants, 1):
+        for t, variant in enumerate(map(np.asarray, variants), 1):
             if (variant.shape, variant.dtype) != (arrays[name].shape, arrays[name].dtype):
                 raise TensorMismatch(
                     f"tensor {name!r}: level {t}'s variant has another shape or dtype"

@@ -2,6 +2,8 @@
 
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -11,8 +13,9 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from elsa_format.levels import Pattern
 from elsa_train import _method
-from elsa_train._errors import BadRecipe, NonFiniteLoss
+from elsa_train._errors import BadRecipe, InvalidRun, NonFiniteLoss, TrainError
 from elsa_train._levels import Level
 from elsa_train._loop import Carry, Phase
 from elsa_train._multilevel import FrozenLevel, Network, Progress, without_state
@@ -32,11 +35,12 @@ class Checkpoints:
 
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
         """Open the folder; settings must be those of the checkpoints in it."""
-        self._settings = settings
-        self._manager = ocp.CheckpointManager(
-            folder.absolute(),
-            options=ocp.CheckpointManagerOptions(max_to_keep=2, create=True),
-        )
+        self._folder, self._settings = folder, settings
+        with _saying(f"{folder}: can't be used", TrainError):
+            self._manager = ocp.CheckpointManager(
+                folder.absolute(),
+                options=ocp.CheckpointManagerOptions(max_to_keep=2, create=True),
+            )
 
     def save(self, progress: Progress, phase: Phase | None = None) -> None:
         """Save, unless something is not finite: then the last good checkpoint stays the last."""
@@ -52,26 +56,40 @@ class Checkpoints:
             "frozen": [asdict(without_state(frozen)) for frozen in progress.frozen],
         }
         arrays = _arrays(progress, phase)
-        self._manager.save(
-            number,
-            args=ocp.args.Composite(
-                arrays=ocp.args.StandardSave(arrays),
-                meta=ocp.args.JsonSave(meta),
-            ),
-        )
+        with _saying(f"{self._folder}: checkpoint {number} can't be written", TrainError):
+            self._manager.save(
+                number,
+                args=ocp.args.Composite(
+                    arrays=ocp.args.StandardSave(arrays),
+                    meta=ocp.args.JsonSave(meta),
+                ),
+            )
 
     def restore(self, start: Progress, phase: Phase) -> Saved | None:
         """Read the last checkpoint, into trees like these."""
         number = self._manager.latest_step()
         if number is None:
             return None
+        problem = (
+            f"{self._folder}: checkpoint {number} is cut, or not of a run; --force starts over"
+        )
+        with _saying(problem, InvalidRun):
+            return self._restore(number, start, phase)
+
+    def _restore(self, number: int, start: Progress, phase: Phase) -> Saved:
         meta = self._manager.restore(number, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))[
             "meta"
         ]
         if meta["settings"] != self._settings:
             raise BadRecipe(
-                "the folder holds a run with other settings: give another --out, or --restart"
+                f"{self._folder.parent} holds a run with other settings: give another --output, or "
+                "--force"
             )
+        done, step = meta["done"], meta["step"]
+        if type(done) is not int or not (step is None or (type(step) is int and step >= 0)):
+            raise ValueError(f"done {done!r}, step {step!r}")
+        if len(meta["frozen"]) != (max(done, 0) + 1) // 2:
+            raise ValueError(f"{len(meta['frozen'])} frozen levels after {done} routines")
         frozen = tuple(_record(entry, start.network.state) for entry in meta["frozen"])
         within = meta["step"] is not None
         like = _arrays(start._replace(frozen=frozen), phase if within else None)
@@ -97,8 +115,21 @@ class Checkpoints:
 
     def close(self) -> None:
         """Wait until what was saved is on disk."""
-        self._manager.wait_until_finished()
-        self._manager.close()
+        with _saying(f"{self._folder}: a checkpoint can't be written", TrainError):
+            self._manager.wait_until_finished()
+            self._manager.close()
+
+
+@contextmanager
+def _saying(problem: str, kind: type[TrainError], advice: str = "") -> Iterator[None]:
+    """Say in one line what orbax and tensorstore say in many, with errors of every class."""
+    try:
+        yield
+    except (TrainError, OSError):
+        raise
+    except Exception as error:
+        first, *_ = str(error).splitlines() or [""]
+        raise kind(f"{problem} ({type(error).__name__}: {first}){advice}") from None
 
 
 def _arrays(progress: Progress, phase: Phase | None) -> PyTree:
@@ -115,7 +146,7 @@ def _arrays(progress: Progress, phase: Phase | None) -> PyTree:
 
 def _record(entry: dict[str, Any], state: PyTree) -> FrozenLevel:
     pattern = entry["level"]["pattern"]
-    level = Level(**{**entry["level"], "pattern": tuple(pattern) if pattern else None})
+    level = Level(**{**entry["level"], "pattern": Pattern(**pattern) if pattern else None})
     return FrozenLevel(**{**entry, "level": level, "state": jax.tree.map(np.asarray, state)})
 
 

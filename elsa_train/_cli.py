@@ -1,13 +1,28 @@
 """`elsa-train RECIPE`: train, or `recalibrate` a file. JAX is imported only when work starts."""
 
-import shutil
+import glob
+import json
+import logging
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 
 from elsa_format import ElsaError
-from elsa_train._recipe import CHOICES, FIELDS, read_recipe, recipe_names
+from elsa_format._cli._options import SETTINGS, VERSION
+from elsa_format._cli._terminal import escape, reports_errors, say, standard_output
+from elsa_train._errors import TrainError
+from elsa_train._recipe import CHOICES, FIELDS, MOST, Recipe, read_recipe, recipe_names
+from elsa_train.data import NAMES
 
 NEEDED = ("jax", "flax", "optax", "orbax", "sklearn", "PIL")
 """What the extra `train` brings."""
@@ -25,26 +40,14 @@ class _Recipes(click.Group):
             return _recipe_command(name)
         return found
 
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except ElsaError as error:
-            click.echo(f"error: {error}", err=True)
-            ctx.exit(error.exit_code)
-        except OSError as error:
-            click.echo(f"error: {error}", err=True)
-            ctx.exit(1)
-        except ModuleNotFoundError as error:
-            package = str(error.name).partition(".")[0]
-            if package not in NEEDED:
-                raise
-            text = f"error: training needs {package}; pip install 'elsa-format[train]'"
-            click.echo(text, err=True)
-            ctx.exit(1)
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        files = sorted(glob.glob(f"{glob.escape(incomplete)}*.toml"))
+        return [*super().shell_complete(ctx, incomplete), *map(CompletionItem, files)]
 
 
-@click.group(cls=_Recipes, context_settings={"show_default": True})
-def main() -> None:
+@click.group("train", cls=_Recipes, context_settings=SETTINGS)
+@VERSION
+def train() -> None:
     """Train sparse networks nested in one dense checkpoint.
 
     Each command but `recalibrate` is a recipe; the path of a .toml file is one too. Every value of
@@ -52,19 +55,73 @@ def main() -> None:
     """
 
 
+class _Renamed(click.Option):
+    """An option whose former name still works, unseen."""
+
+    def __init__(self, *args: Any, former: str, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._former = former
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        shown = self.opts
+        self.opts = [*shown, self._former]
+        super().add_to_parser(parser, ctx)
+        self.opts = shown
+
+
+class _DatasetType(click.ParamType):  # type: ignore[type-arg]
+    """A bundled data set, or module:name."""
+
+    name = "name"
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        return [CompletionItem(name) for name in NAMES if name.startswith(incomplete)]
+
+
 def _recipe_command(name: str) -> click.Command:
     try:
         recipe = read_recipe(name)
-    except ElsaError as error:
-        raise click.UsageError(str(error)) from None
-    options: list[click.Parameter] = [
-        click.Option(
-            ["--out"],
-            type=click.Path(path_type=Path),
+    except (ElsaError, OSError) as error:
+        return _failing_command(name, error)
+    return click.Command(
+        name,
+        params=[*_run_options(), *_recipe_options(recipe)],
+        callback=lambda **values: _train(name, **values),
+        help=escape(recipe.summary),
+        context_settings={**SETTINGS, "show_default": True},
+    )
+
+
+def _failing_command(name: str, error: Exception) -> click.Command:
+    """A command that says what is wrong with its recipe, whatever its options."""
+
+    @reports_errors
+    def fail() -> None:
+        raise error
+
+    return click.Command(
+        name,
+        callback=fail,
+        add_help_option=False,
+        context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    )
+
+
+def _run_options() -> list[click.Parameter]:
+    return [
+        _Renamed(
+            ["-o", "--output", "out"],
+            former="--out",
+            type=click.Path(),
+            metavar="FOLDER",
             help="folder of the run  [runs/RECIPE-SCOPE]",
         ),
-        click.Option(["--seed"], type=int, default=0, help="first seed"),
-        click.Option(["--seeds"], type=click.IntRange(1), default=1, help="how many seeds to run"),
+        click.Option(["--seed"], type=click.IntRange(0, MOST // 2), default=0, help="first seed"),
+        click.Option(
+            ["--seeds"], type=click.IntRange(1, 10_000), default=1, help="how many seeds to run"
+        ),
         click.Option(
             ["--reference/--no-reference"],
             default=False,
@@ -76,7 +133,12 @@ def _recipe_command(name: str) -> click.Command:
             help="also train references for as many epochs as ELSA had by that level",
         ),
         click.Option(["--checkpoint-every"], type=click.IntRange(1), default=500, help="in steps"),
-        click.Option(["--restart"], is_flag=True, help="forget an unfinished run in the folder"),
+        _Renamed(
+            ["-f", "--force", "restart"],
+            former="--restart",
+            is_flag=True,
+            help="start over: replace the run in the folder",
+        ),
         click.Option(
             ["--plot"],
             type=click.Choice(["none", "png", "svg"]),
@@ -86,47 +148,100 @@ def _recipe_command(name: str) -> click.Command:
         click.Option(["--coordinator"], help="host:port of process 0, for runs over several hosts"),
         click.Option(["--processes"], type=click.IntRange(1), default=1, help="how many in all"),
         click.Option(["--process"], type=click.IntRange(0), default=0, help="number of this one"),
-        click.Option(["--quiet"], is_flag=True, help="no progress"),
+        click.Option(["--json", "as_json"], is_flag=True, help="print the results as JSON"),
+        click.Option(["-q", "--quiet"], is_flag=True, help="no progress, no summary"),
     ]
+
+
+def _recipe_options(recipe: Recipe) -> list[click.Parameter]:
+    options: list[click.Parameter] = []
     for key, field in FIELDS.items():
         if key == "summary":
             continue
         flag = key.replace("_", "-")
-        kind, value = type(field.default), getattr(recipe, key)
-        # Not a default of the option: a scope given beside it may bring its own.
-        text = f"{field.metadata['help']}  [{str(value).lower() if kind is bool else value}]"
+        kind: Any = type(field.default)
+        value = escape(str(getattr(recipe, key)))
+        declared = [f"--{flag}", key]
         if kind is bool:
-            options.append(
-                click.Option(
-                    [f"--{flag}/--no-{flag}", key],
-                    default=None,
-                    help=text,
-                    show_default=False,
-                )
-            )
-        else:
-            choice = click.Choice(CHOICES[key]) if key in CHOICES else kind
-            options.append(
-                click.Option(
-                    [f"--{flag}", key],
-                    type=choice,
-                    help=text,
-                    show_default=False,
-                )
-            )
-    return click.Command(
-        name,
-        params=options,
-        callback=lambda **values: _train(name, **values),
-        help=recipe.summary,
-        context_settings={"show_default": True},
-    )
+            value, declared[0] = value.lower(), f"--{flag}/--no-{flag}"
+        elif key in CHOICES:
+            kind = click.Choice(CHOICES[key])
+        elif key == "dataset":
+            kind = _DatasetType()
+        elif key == "data_dir":
+            kind = click.Path()
+        # Not a default of the option: a scope given beside it may bring its own.
+        text = f"{field.metadata['help']}  [{value}]"
+        options.append(
+            click.Option(declared, type=kind, default=None, help=text, show_default=False)
+        )
+    return options
 
 
+@contextmanager
+def _using_jax() -> Iterator[None]:
+    """Say in one line what is missing, or what the devices could not do."""
+    try:
+        with _ending_when_told():
+            yield
+    except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
+        if package not in NEEDED:
+            raise
+        raise TrainError(f"training needs {package}; pip install 'elsa-format[train]'") from None
+    except RuntimeError as error:
+        jax = sys.modules.get("jax")
+        if jax is None or not isinstance(error, jax.errors.JaxRuntimeError):
+            raise
+        first, *_ = str(error).splitlines() or [""]
+        raise TrainError(first) from None
+
+
+@contextmanager
+def _ending_when_told() -> Iterator[None]:
+    """End at Ctrl-C and SIGTERM, whatever JAX makes of the exception that a signal raises.
+
+    Where JAX is called back, by the garbage collector for one, an exception is lost; and taken
+    down while XLA is at work, the interpreter often crashes.
+    """
+    told: list[int] = []
+
+    def stop(number: int, frame: object) -> NoReturn:
+        told.append(number)
+        raise KeyboardInterrupt
+
+    def leave() -> None:
+        with suppress(OSError):
+            say("", err=True)
+        os._exit(128 + told[0])
+
+    def lose(lost: Any) -> None:
+        if told:
+            leave()
+        unraisable(lost)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    unraisable, sys.unraisablehook = sys.unraisablehook, lose
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    except BaseException:
+        if told:
+            leave()  # our own files are as they should be: this is the outermost frame
+        raise
+    finally:
+        sys.unraisablehook = unraisable
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@reports_errors
 def _train(
     name: str,
     *,
-    out: Path | None,
+    out: str | None,
     seed: int,
     seeds: int,
     reference: bool,
@@ -137,92 +252,149 @@ def _train(
     coordinator: str | None,
     processes: int,
     process: int,
+    as_json: bool,
     quiet: bool,
     **values: Any,
 ) -> None:
     given = {key: value for key, value in values.items() if value is not None}
     recipe = read_recipe(name, given)
-    folder = out or Path("runs") / f"{Path(name).stem}-{recipe.scope}"
+    stem = Path(name).stem
+    folder = Path(out or f"runs/{stem}-{recipe.scope}")
+    try:
+        str(folder.absolute()).encode()
+    except UnicodeEncodeError:
+        raise click.UsageError(f"--output: {str(folder)!r} is not UTF-8.") from None
+    _check_hosts(coordinator, processes, process)
+    with _using_jax():
+        import jax
 
-    import jax
+        if coordinator:
+            jax.distributed.initialize(coordinator, processes, process)
+        first = jax.process_index() == 0
 
-    if coordinator:
-        jax.distributed.initialize(coordinator, processes, process)
-    first = jax.process_index() == 0
+        from elsa_train import _report
+        from elsa_train._files import replacing
+        from elsa_train._run import Output, run_seed
 
-    from elsa_train import _report
-    from elsa_train._run import Output, run_seed
-
-    found = []
-    for number in range(seed, seed + seeds):
-        output = Output(folder / f"seed-{number}", checkpoint_every)
-        if restart and first:
-            shutil.rmtree(output.folder, ignore_errors=True)
-        output.folder.mkdir(parents=True, exist_ok=True)
-        lines = output.folder / "metrics.jsonl" if first else None
-        reporter = _report.Reporter(lines=lines, every=float("inf") if quiet or not first else None)
-        try:
-            found.append(
-                run_seed(
-                    recipe,
-                    number,
-                    output,
-                    reporter,
-                    reference=reference,
-                    equal_epochs=equal_epochs,
-                )
+        # What orbax cannot write it also logs, with tracebacks of its threads.
+        logging.getLogger("absl").setLevel(logging.CRITICAL)
+        outputs = {
+            number: Output(folder / f"seed-{number}", checkpoint_every)
+            for number in range(seed, seed + seeds)
+        }
+        found = []
+        for number, output in outputs.items():
+            reporter = _report.Reporter(
+                None if quiet or not first else sys.stderr, output.metrics if first else None
             )
-        finally:
-            reporter.close()
-    if not first:
-        return
-    text = _report.table(found)
-    (folder / "table.md").write_text(text, "utf-8")
-    click.echo(text, nl=False)
-    if plot != "none":
-        try:
-            _report.plot(found, folder / f"accuracy.{plot}", f"{Path(name).stem}, {recipe.scope}")
-        except ModuleNotFoundError as error:
-            missing = f"no plot: {error.name} is not installed; pip install 'elsa-format[plot]'"
-            click.echo(missing, err=True)
-    for number in range(seed, seed + seeds):
-        click.echo(f"wrote {folder / f'seed-{number}' / 'model.safetensors'}", err=True)
+            try:
+                found.append(
+                    run_seed(
+                        recipe,
+                        number,
+                        output,
+                        reporter,
+                        restart=restart,
+                        reference=reference,
+                        equal_epochs=equal_epochs,
+                    )
+                )
+            finally:
+                reporter.close()
+        if not first:
+            return
+        text = _report.table(found)
+        with replacing(folder / "table.md") as temporary:
+            temporary.write_text(text, "utf-8")
+        if plot != "none":
+            try:
+                _report.plot(found, folder / f"accuracy.{plot}", f"{stem}, {recipe.scope}")
+            except ModuleNotFoundError as error:
+                say(
+                    f"no plot: {error.name} is not installed; pip install 'elsa-format[plot]'",
+                    err=True,
+                )
+    if as_json:
+        runs = [
+            {"seed": number, "model": str(output.model), "levels": [asdict(row) for row in rows]}
+            for (number, output), rows in zip(outputs.items(), found, strict=True)
+        ]
+        say(json.dumps({"output": str(folder), "runs": runs}, indent=2))
+    elif not quiet:
+        say(text.rstrip("\n"))
+        for output in outputs.values():
+            say(f"wrote {output.model}", err=True)
 
 
-@main.command()
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False, exists=True))
-@click.option("--level", required=True, help="number or name of the level, or dense")
-@click.option("--data", "dataset", required=True, help="data set whose training images to use")
-@click.option("--data-dir", default="", help="where the data is")
-@click.option("-o", "--out", required=True, type=click.Path(path_type=Path, dir_okay=False))
+def _check_hosts(coordinator: str | None, processes: int, process: int) -> None:
+    if coordinator is None and (processes, process) != (1, 0):
+        raise click.UsageError("--processes and --process go with --coordinator.")
+    if coordinator is not None and not re.fullmatch(r"\S+:[0-9]{1,5}", coordinator):
+        raise click.UsageError(f"--coordinator: {coordinator!r} is not host:port.")
+    if process >= processes:
+        raise click.UsageError(f"--process {process} is not one of {processes}: they count from 0.")
+
+
+@train.command(context_settings={**SETTINGS, "show_default": True})
+@click.argument("source", metavar="SRC", type=click.Path(dir_okay=False))
+@click.option("-l", "--level", required=True, help="number or name of the level, or dense")
+@click.option(
+    "--dataset",
+    cls=_Renamed,
+    former="--data",
+    type=_DatasetType(),
+    required=True,
+    help="data set whose training images to use",
+)
+@click.option("--data-dir", type=click.Path(), default="", help="where the data is")
+@click.option(
+    "-o",
+    "--output",
+    "target",
+    cls=_Renamed,
+    former="--out",
+    metavar="OUT",
+    required=True,
+    help="file, or - for stdout",
+)
 @click.option("--images", type=click.IntRange(1), default=1024, help="how many images to use")
 @click.option("--batch-size", type=click.IntRange(1), default=128)
-@click.option("--force", is_flag=True, help="replace the output if it exists")
+@click.option("-f", "--force", is_flag=True, help="replace OUT if it exists")
+@click.option("--json", "as_json", is_flag=True, help="print what was written as JSON")
+@click.option("-q", "--quiet", is_flag=True, help="print no summary")
+@reports_errors
 def recalibrate(
-    file: Path,
+    source: str,
+    target: str,
     level: str,
     dataset: str,
     data_dir: str,
-    out: Path,
-    images: int,
-    batch_size: int,
-    force: bool,
+    as_json: bool,
+    quiet: bool,
+    **options: Any,
 ) -> None:
-    """Recompute a level's batch-norm statistics from unlabeled data."""
-    from elsa_train import _recalibrate
-    from elsa_train.data import load
+    """Recompute a level's batch-norm statistics from unlabeled data.
 
-    _recalibrate.recalibrate(
-        file,
-        out,
-        level=level,
-        data=load(dataset, data_dir),
-        images=images,
-        batch_size=batch_size,
-        force=force,
-    )
-    click.echo(f"wrote {out}", err=True)
+    \b
+    elsa-train recalibrate net.safetensors --level 95% --dataset digits -o new.safetensors
+    """
+    with _using_jax():
+        from elsa_train import _recalibrate
+        from elsa_train.data import load
+
+        number = _recalibrate.recalibrate(
+            source,
+            standard_output() if target == "-" else target,
+            level=level,
+            data=load(dataset, data_dir),
+            **options,
+        )
+    if as_json:
+        say(json.dumps({"output": target, "level": number}), err=target == "-")
+    elif not quiet and target != "-":
+        say(f"{target}: level {number} has new statistics", err=True)
 
 
-# The name under which it joins the `elsa` group.
-train = main
+def main() -> None:
+    """Run as `elsa-train`."""
+    train(prog_name="elsa-train")

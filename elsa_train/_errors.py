@@ -1,13 +1,17 @@
-"""Errors of the trainer.
+"""Errors of the trainer, each with the exit code of docs/limits.md.
 
-TrainError(ElsaError)
-├── BadRecipe           a value in the recipe or on the command line
-├── InfeasibleTraining  a level sequence that can't be trained, said before training starts
-├── BadData             data that is missing or not what its format says
-├── NonFiniteLoss       the loss or a weight became Inf or NaN
-├── FrozenWeightChanged a routine changed a weight that it was told is frozen
-├── NotReproduced       the written file does not give back a level as it was frozen
-└── Interrupted         SIGTERM: the state is saved, the same command resumes
+TrainError(ElsaError)      anything else that stops it (1)
+├── BadRecipe              a value on the command line, or given from Python (2)
+│   └── InvalidRecipe      a recipe file (3)
+├── InfeasibleTraining     a level sequence that can't be trained, said before training starts (2)
+├── BadData                data that is not what its format or the protocol says (3)
+│   └── MissingData        data that is not there (1)
+├── UnknownModel           an ELSA file that does not say which bundled model it holds (3)
+├── InvalidRun             a file in a run's folder that no run has written (3)
+├── NonFiniteLoss          the loss or a weight became Inf or NaN (1)
+├── FrozenWeightChanged    a routine changed a weight that it was told is frozen (1)
+├── NotReproduced          the written file does not give back a level as it was frozen (1)
+└── Interrupted            SIGTERM: the state is saved, the same command resumes (143)
 """
 
 from elsa_format import ElsaError
@@ -20,9 +24,15 @@ class TrainError(ElsaError):
 
 
 class BadRecipe(TrainError):
-    """A value in the recipe or on the command line is not usable."""
+    """A value on the command line, or given from Python, is not usable."""
 
     exit_code = 2
+
+
+class InvalidRecipe(BadRecipe):
+    """A recipe file is not a recipe."""
+
+    exit_code = 3
 
 
 class InfeasibleTraining(TrainError):
@@ -32,7 +42,27 @@ class InfeasibleTraining(TrainError):
 
 
 class BadData(TrainError):
-    """Data is missing or not what its format says."""
+    """Data is not what its format or the protocol says."""
+
+    exit_code = 3
+
+
+class MissingData(BadData):
+    """Data is not there."""
+
+    exit_code = 1
+
+
+class UnknownModel(TrainError):
+    """An ELSA file does not say which bundled model it holds."""
+
+    exit_code = 3
+
+
+class InvalidRun(TrainError):
+    """A file in a run's folder is cut, or none that a run has written."""
+
+    exit_code = 3
 
 
 class NonFiniteLoss(TrainError):

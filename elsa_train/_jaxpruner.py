@@ -8,6 +8,7 @@ import copy
 import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any
@@ -16,8 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from elsa_train._errors import BadRecipe, FrozenWeightChanged, InfeasibleTraining
-from elsa_train._levels import Level, check_blocks, check_levels
+from elsa_format.levels import kept_count
+from elsa_train._errors import BadRecipe, FrozenWeightChanged, InfeasibleTraining, TrainError
+from elsa_train._levels import Level, check_blocks, check_levels, parse_levels
 from elsa_train._sparsify import Schedule, Scope
 from elsa_train._tree import flatten
 
@@ -31,7 +33,7 @@ def load_jaxpruner() -> Any:
     try:
         return importlib.import_module("jaxpruner")
     except ImportError as error:
-        raise BadRecipe(
+        raise TrainError(
             f"jaxpruner is not installed ({error}); it is on GitHub, not on PyPI"
         ) from None
 
@@ -139,10 +141,10 @@ def _budgets(updater: Any, params: PyTree) -> dict[str, int]:
     target = target_sparsities(updater, params)
     if hasattr(updater, "use_normalization"):
         total = sum(p.size for k, p in _paths(params) if updater.filter_fn(k, p))
-        return {"all tensors together": round(total * (1 - target))}
+        return {"all tensors together": kept_count(Fraction(str(float(target))), total)}
     leaves = jax.tree.leaves(target, is_leaf=lambda s: s is None)
     named = zip(flatten(params).items(), leaves, strict=True)
-    return {name: round(p.size * (1 - (s or 0.0))) for (name, p), s in named}
+    return {name: kept_count(Fraction(str(float(s or 0))), p.size) for (name, p), s in named}
 
 
 def _paths(params: PyTree) -> list[tuple[tuple[str, ...], Any]]:
@@ -169,7 +171,7 @@ def _check_patterns(updaters: Sequence[Any], params: PyTree) -> None:
         return
     if len(patterns) < len(updaters) or len({p.axis for p in patterns}) > 1:
         raise InfeasibleTraining("N:M levels must all be N:M, along the same axis")
-    levels = [Level(f"{p.n}:{p.m}", 1 - p.n / p.m, (p.n, p.m)) for p in patterns]
+    levels = parse_levels([f"{p.n}:{p.m}" for p in patterns])
     check_levels(levels, dtype="float64", pattern_scope=True)
     target = jax.tree.leaves(target_sparsities(updaters[0], params), is_leaf=lambda s: s is None)
     named = zip(flatten(params).items(), target, strict=True)
@@ -198,7 +200,7 @@ def make_updater(name: str, scope: Scope, level: Level, schedule: Schedule) -> A
             distributions.uniform, sparsity=level.target, filter_fn=prunable
         )
     if level.pattern:
-        settings["sparsity_type"] = types.NByM(*level.pattern, scope.axis)
+        settings["sparsity_type"] = types.NByM(level.pattern.n, level.pattern.m, scope.axis)
     return kind(**settings)
 
 

@@ -19,7 +19,7 @@ from elsa_train._recipe import Recipe
 from elsa_train._sparsify import apply_mask, keep_all
 from elsa_train.data.augment import augmentation, normalize
 from elsa_train.data.prefetch import Prefetch
-from elsa_train.data.protocol import Data, Split
+from elsa_train.data.protocol import Data, Split, take_batch
 from elsa_train.models import build
 
 PyTree = Any
@@ -143,6 +143,18 @@ class Trainer:
         """Count whole batches; the rest of an epoch is dropped."""
         return self.size("train") // self.recipe.batch_size
 
+    @cached_property
+    def like(self) -> Network:
+        """Return the shapes of the network; a model may be too deep for small images."""
+        try:
+            like: Network = jax.eval_shape(self.init)
+            return like
+        except Exception as error:
+            first, *_ = str(error).splitlines() or [""]
+            raise BadRecipe(
+                f"model {self.recipe.model!r} can't take images of {self.data.shape()}: {first}"
+            ) from None
+
     def init(self) -> Network:
         """Draw the initial weights."""
 
@@ -230,7 +242,7 @@ class Trainer:
         start = share * jax.process_index()
         mine = indices[start : start + share]
         # A share without images still needs their shape and type.
-        images, labels = self.data.batch(split, mine if len(mine) else indices[:1], seed)
+        images, labels = take_batch(self.data, split, mine if len(mine) else indices[:1], seed)
         images, labels = images[: len(mine)], labels[: len(mine)]
         if missing := share - len(mine):
             images = np.concatenate([images, np.zeros((missing, *images.shape[1:]), images.dtype)])

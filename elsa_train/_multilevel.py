@@ -240,7 +240,7 @@ def _spec(frozen: FrozenLevel) -> elsa_format.LevelSpec:
     return elsa_format.LevelSpec(
         level.name,
         target=level.target,
-        pattern=f"{level.pattern[0]}:{level.pattern[1]}" if level.pattern else None,
+        pattern=str(level.pattern) if level.pattern else None,
         metrics=frozen.metrics,
     )
 

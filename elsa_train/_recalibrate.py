@@ -1,45 +1,50 @@
 """Batch-norm statistics of a level, recomputed from unlabeled data."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import elsa_format
-from elsa_train._errors import BadRecipe
+from elsa_train._errors import BadRecipe, TrainError, UnknownModel
+from elsa_train._recipe import Recipe
 from elsa_train._tree import flatten, unflatten
 from elsa_train.data.augment import normalize
-from elsa_train.data.protocol import Data
+from elsa_train.data.protocol import Data, check_data, take_batch
 from elsa_train.models import build
 
 PyTree = Any
+Target = str | Path | IO[bytes]
 
 
 def recalibrate(
     source: str | Path,
-    out: str | Path,
+    out: Target,
     *,
     level: int | str,
     data: Data,
     images: int = 1024,
     batch_size: int = 128,
     force: bool = False,
-) -> None:
+) -> int | Literal["dense"]:
     """Write the file anew, with one level's statistics those of the given images.
 
+    Returns the level's number, which may be given as such, by name, or as "dense".
     The weights, and so every level's weights, keep their bits; measures and digest of the level
     change with its statistics: its old measures are left out.
     """
+    if images < 1 or batch_size < 1:
+        raise ValueError(f"images={images}, batch_size={batch_size}: expected at least 1")
+    data = check_data(type(data).__name__, data)
     with elsa_format.open(source) as file:
         number = _number(file, level)
         if not file.per_level:
-            raise BadRecipe(f"{source}: has no per-level tensors to recompute")
-        settings = json.loads(file.metadata.get("elsa_train", "null"))
-        if settings is None:
-            raise BadRecipe(f"{source}: does not say which model it is (no elsa_train metadata)")
+            raise UnknownModel(f"{source}: has no per-level tensors to recompute")
+        recipe = _recipe_of(source, file.metadata)
         tensors = file.load(number)
         dense = file.load("dense")
         variants = {
@@ -58,9 +63,9 @@ def recalibrate(
         metrics = None if number == "dense" else dict(file.profile.dense_metrics)
         bits, nested, metadata = file.bits, list(file.nested), dict(file.metadata)
 
-    found = statistics(settings, tensors, data, images, batch_size)
+    found = statistics(source, recipe, tensors, data, images, batch_size)
     if found.keys() != variants.keys():
-        raise BadRecipe(f"{source}: its per-level tensors are not the model's statistics")
+        raise UnknownModel(f"{source}: its per-level tensors are not the model's statistics")
     for name, value in found.items():
         if number == "dense":
             dense[name] = value
@@ -78,25 +83,48 @@ def recalibrate(
         metadata={k: v for k, v in metadata.items() if k != "elsa"},
         force=force,
     )
+    return number
+
+
+def _recipe_of(source: str | Path, metadata: Mapping[str, str]) -> Recipe:
+    """Read which model a file holds from what the trainer wrote into it."""
+    if "elsa_train" not in metadata:
+        raise UnknownModel(f"{source}: does not say which model it is (no elsa_train metadata)")
+    try:
+        found = json.loads(metadata["elsa_train"])
+        return Recipe(**{name: found[name] for name in ("model", "width", "dtype")})
+    except (TypeError, KeyError, ValueError, RecursionError, TrainError) as error:
+        raise UnknownModel(f"{source}: elsa_train metadata: {error!r}") from None
 
 
 def statistics(
-    settings: dict[str, Any], tensors: dict[str, Any], data: Data, images: int, batch_size: int
+    source: str | Path,
+    recipe: Recipe,
+    tensors: dict[str, Any],
+    data: Data,
+    images: int,
+    batch_size: int,
 ) -> dict[str, Any]:
     """Run the network on images and return mean and variance of what each batch norm sees."""
     # Momentum 0: a forward pass in training mode leaves exactly the batch's own statistics.
     model = build(
-        settings["model"],
+        recipe.model,
         num_classes=data.num_classes,
-        width=settings["width"],
-        dtype=jnp.dtype(settings["dtype"]),
+        width=recipe.width,
+        dtype=jnp.dtype(recipe.dtype),
         momentum=0.0,
     )
-    like = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, *data.shape())))
-    params = jax.tree.map(
-        lambda x, t: jnp.asarray(x, t.dtype), unflatten(like["params"], tensors), like["params"]
-    )
-    state = jax.tree.map(jnp.asarray, unflatten(like["batch_stats"], tensors))
+    try:
+        like = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, *data.shape())))
+        params = jax.tree.map(
+            lambda x, t: jnp.asarray(x, t.dtype), unflatten(like["params"], tensors), like["params"]
+        )
+        state = jax.tree.map(jnp.asarray, unflatten(like["batch_stats"], tensors))
+    except Exception as error:
+        first, *_ = str(error).splitlines() or [""]
+        raise BadRecipe(
+            f"{source}: its {recipe.model} does not fit the data set: {first}"
+        ) from None
 
     @jax.jit
     def seen(batch: jax.Array) -> PyTree:
@@ -107,7 +135,9 @@ def statistics(
     order = np.random.default_rng(0).permutation(data.size("train"))[:images]
     size = min(batch_size, len(order))
     batches = [
-        flatten(jax.tree.map(np.asarray, seen(data.batch("train", order[i : i + size], 0)[0])))
+        flatten(
+            jax.tree.map(np.asarray, seen(take_batch(data, "train", order[i : i + size], 0)[0]))
+        )
         for i in range(0, len(order) - size + 1, size)
     ]
     result = {}
@@ -126,8 +156,9 @@ def _number(file: elsa_format.File, level: int | str) -> int | Literal["dense"]:
     text = str(level)
     if text == "dense":
         return "dense"
-    for t, found in enumerate(file.levels, 1):
-        if text in (str(t), found.name):
-            return t
-    names = ", ".join(found.name for found in file.levels)
-    raise elsa_format.NoSuchLevel(f"level {text!r}: found {names}")
+    names = [found.name for found in file.levels]
+    numbers = [str(t) for t in range(1, len(names) + 1)]
+    for known in (numbers, names):  # a name may look like a number
+        if text in known:
+            return known.index(text) + 1
+    raise elsa_format.NoSuchLevel(f"{file.path}: level {text!r}: found {', '.join(names)}")

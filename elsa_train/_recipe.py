@@ -1,19 +1,28 @@
 """Recipes: plain TOML files of flat values, each overridable on the command line.
 
-A recipe may hold tables [global], [uniform] and [nm] with values for that scope alone.
+A recipe may hold tables [global], [uniform] and [nm] with values for that scope alone. It is data:
+it names data sets, models and algorithms that are bundled, never code (SECURITY.md).
 """
 
 import dataclasses
+import math
+import operator
+import re
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from elsa_train._errors import BadRecipe
+from elsa_train._errors import BadRecipe, InvalidRecipe, TrainError
+from elsa_train._levels import check_levels, parse_levels
+from elsa_train.data import NAMES
 
 SCOPES = ("global", "uniform", "nm")
 CHOICES: dict[str, tuple[str, ...]] = {
+    "augment": ("crop-flip", "flip", "none", "shift"),
+    "model": ("digits", "resnet50", "speedyresnet", "wideresnet"),
     "scope": SCOPES,
     "score": ("magnitude", "gradient", "saliency"),
     "rounding": ("nearest", "overwrite"),
@@ -21,10 +30,20 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "dtype": ("float32", "bfloat16"),
     "store_dtype": ("float32", "bfloat16", "float16"),
 }
+LIMITS: dict[str, Callable[[Any, Any], bool]] = {
+    "at_least": operator.ge,
+    "above": operator.gt,
+    "at_most": operator.le,
+    "below": operator.lt,
+}
+MOST_EPOCHS = 1e6
+MOST = 2**31 - 1
+"""Of whatever is counted: steps and seeds are 32-bit numbers on the device."""
+LARGEST_FILE = 1 << 20
 
 
-def _is(default: Any, text: str) -> Any:
-    return dataclasses.field(default=default, metadata={"help": text})
+def _is(default: Any, text: str, **limits: float) -> Any:
+    return dataclasses.field(default=default, metadata={"help": text, **limits})
 
 
 @dataclass(frozen=True)
@@ -33,65 +52,118 @@ class Recipe:
 
     >>> Recipe(dataset="fashion-mnist", scope="uniform").levels
     '95,90,80'
+    >>> Recipe(dropout=7)
+    Traceback (most recent call last):
+    elsa_train._errors.BadRecipe: dropout: found 7.0, expected below 1
     """
 
     summary: str = _is("", "one line about the recipe")
-    dataset: str = _is(
-        "digits",
-        "digits, mnist, fashion-mnist, cifar10, cifar100, imagefolder, "
-        "or module:function of your own",
-    )
+    dataset: str = _is("digits", f"{', '.join(NAMES)}, or module:name of your own")
     data_dir: str = _is("", "where the data is")
-    augment: str = _is("none", "crop-flip, flip, shift or none")
+    augment: str = _is("none", "what changes training images: crop-flip, flip, shift or none")
     model: str = _is("digits", "digits, speedyresnet, wideresnet or resnet50")
-    width: int = _is(0, "width of the model; 0 is the paper's")
-    dropout: float = _is(0.0, "dropout rate")
+    width: int = _is(0, "width of the model; 0 is the paper's", at_least=0, at_most=1 << 16)
+    dropout: float = _is(0.0, "dropout rate", at_least=0, below=1)
     dtype: str = _is("float32", "type the network computes in")
     store_dtype: str = _is("float32", "type the weights are stored in")
     scope: str = _is("global", "which weights compete: global, uniform or nm")
     levels: str = _is("95,90,80", "sparsities in percent, a range 99..50, or N:M patterns")
     prune: str = _is("kernel$", "regular expression: tensors that lose weights")
     exclude: str = _is("", "regular expression: tensors that don't, though `prune` matches")
-    axis: int = _is(-1, "axis of the N:M blocks")
-    bits: int = _is(0, "counter bits tau; 0 is as few as the levels need")
+    axis: int = _is(-1, "axis of the N:M blocks", at_least=-64, at_most=63)
+    bits: int = _is(0, "counter bits tau; 0 is as few as the levels need", at_least=0, at_most=8)
     rounding: str = _is("nearest", "how counters are written into the weights")
     score: str = _is("magnitude", "importance of a weight")
     updater: str = _is("", "a jaxpruner algorithm as sparsify routine, instead of `score`")
-    prune_start: float = _is(0.0, "part of a sparsify phase before its pruning starts")
-    prune_end: float = _is(0.75, "part of a sparsify phase after which the mask stays")
-    mask_every: int = _is(50, "steps between mask updates")
+    prune_start: float = _is(
+        0.0, "part of a sparsify phase before its pruning starts", at_least=0, at_most=1
+    )
+    prune_end: float = _is(
+        0.75, "part of a sparsify phase after which the mask stays", at_least=0, at_most=1
+    )
+    mask_every: int = _is(50, "steps between mask updates", at_least=1, at_most=MOST)
     one_shot: bool = _is(False, "prune at once, at prune_start, and train on")
     densify_between: bool = _is(True, "densify after each level, not only after the last")
-    epochs: float = _is(30.0, "epochs of the initial dense network")
-    sparsify_epochs: float = _is(30.0, "epochs of each sparsify phase")
-    densify_epochs: float = _is(30.0, "epochs of each densify phase")
-    warmup_epochs: float = _is(3.0, "epochs in which the learning rate rises, in every phase")
-    batch_size: int = _is(512, "images per step, over all devices")
-    learning_rate: float = _is(0.2, "peak learning rate for a batch of 256; scales with the batch")
-    densify_factor: float = _is(0.01, "learning rate of densify over that of training")
+    epochs: float = _is(
+        30.0, "epochs of the initial dense network", at_least=0, at_most=MOST_EPOCHS
+    )
+    sparsify_epochs: float = _is(
+        30.0, "epochs of each sparsify phase", above=0, at_most=MOST_EPOCHS
+    )
+    densify_epochs: float = _is(
+        30.0, "epochs of each densify phase", at_least=0, at_most=MOST_EPOCHS
+    )
+    warmup_epochs: float = _is(
+        3.0,
+        "epochs in which the learning rate rises, in every phase",
+        at_least=0,
+        at_most=MOST_EPOCHS,
+    )
+    batch_size: int = _is(512, "images per step, over all devices", at_least=1, at_most=MOST)
+    learning_rate: float = _is(
+        0.2, "peak learning rate for a batch of 256; scales with the batch", above=0
+    )
+    densify_factor: float = _is(0.01, "learning rate of densify over that of training", at_least=0)
     optimizer: str = _is("sgd", "sgd, adam or adamw")
-    momentum: float = _is(0.9, "momentum of SGD")
+    momentum: float = _is(0.9, "momentum of SGD", at_least=0, below=1)
     nesterov: bool = _is(True, "Nesterov acceleration of SGD")
-    weight_decay: float = _is(0.0005, "weight decay")
-    label_smoothing: float = _is(0.1, "label smoothing")
-    train_images: int = _is(0, "use only the first so many training images; 0 is all")
-    test_images: int = _is(0, "use only the first so many test images; 0 is all")
+    weight_decay: float = _is(0.0005, "weight decay", at_least=0)
+    label_smoothing: float = _is(0.1, "label smoothing", at_least=0, at_most=1)
+    train_images: int = _is(
+        0, "use only the first so many training images; 0 is all", at_least=0, at_most=MOST
+    )
+    test_images: int = _is(
+        0, "use only the first so many test images; 0 is all", at_least=0, at_most=MOST
+    )
 
     def __post_init__(self) -> None:
         """Refuse values that no run could use."""
-        for name, allowed in CHOICES.items():
-            if getattr(self, name) not in allowed:
-                raise BadRecipe(
-                    f"{name}: found {getattr(self, name)!r}, expected one of {', '.join(allowed)}"
-                )
-        for name in ("batch_size", "mask_every", "sparsify_epochs", "learning_rate"):
-            if not getattr(self, name) > 0:
-                raise BadRecipe(f"{name}: found {getattr(self, name)}, expected more than 0")
-        for name in ("epochs", "densify_epochs", "warmup_epochs", "weight_decay", "densify_factor"):
-            if not getattr(self, name) >= 0:
-                raise BadRecipe(f"{name}: found {getattr(self, name)}, expected 0 or more")
-        if not 0 <= self.prune_start <= self.prune_end <= 1:
-            raise BadRecipe("expected 0 <= prune_start <= prune_end <= 1")
+        for name, field in FIELDS.items():
+            _check(name, self._typed(name, field), field)
+        if self.prune_start > self.prune_end:
+            raise BadRecipe("expected prune_start <= prune_end")
+        if self.dataset not in NAMES and not re.fullmatch(r"[\w.]+:[\w.]+", self.dataset):
+            raise BadRecipe(
+                f"dataset: found {self.dataset!r}, expected one of {', '.join(NAMES)}, or "
+                "module:name of your own"
+            )
+        check_levels(
+            parse_levels(self.levels),
+            bits=self.bits or None,
+            dtype=self.store_dtype,
+            pattern_scope=self.scope == "nm",
+        )
+
+    def _typed(self, name: str, field: "dataclasses.Field[Any]") -> Any:
+        """Return a value of its field's type; whole numbers may stand for others."""
+        value, wanted = getattr(self, name), type(field.default)
+        if wanted is float and type(value) is int:
+            try:
+                value = float(value)
+            except OverflowError:
+                raise BadRecipe(f"{name}: too large a number") from None
+            object.__setattr__(self, name, value)
+        if type(value) is not wanted:
+            raise BadRecipe(f"{name}: found {value!r}, expected {wanted.__name__}")
+        return value
+
+
+def _check(name: str, value: Any, field: "dataclasses.Field[Any]") -> None:
+    if name in CHOICES and value not in CHOICES[name]:
+        raise BadRecipe(f"{name}: found {value!r}, expected one of {', '.join(CHOICES[name])}")
+    if type(value) is float and not math.isfinite(value):
+        raise BadRecipe(f"{name}: found {value}, expected a finite number")
+    for limit, holds in LIMITS.items():
+        if limit in field.metadata and not holds(value, field.metadata[limit]):
+            words = f"{limit.replace('_', ' ')} {field.metadata[limit]:g}"
+            raise BadRecipe(f"{name}: found {value}, expected {words}")
+    if name in ("prune", "exclude"):
+        try:
+            re.compile(value)
+        except (re.error, OverflowError, RecursionError) as error:
+            raise BadRecipe(f"{name}: {value!r} is no regular expression: {error}") from None
+    if type(value) is str and "\0" in value:
+        raise BadRecipe(f"{name}: found {value!r}, with a NUL in it")
 
 
 FIELDS = {field.name: field for field in dataclasses.fields(Recipe)}
@@ -112,40 +184,59 @@ def read_recipe(name: str, overrides: dict[str, Any] | None = None) -> Recipe:
     '1:8,1:4,2:4'
     """
     if name in recipe_names():
-        text = (resources.files("elsa_train") / "recipes" / f"{name}.toml").read_text("utf-8")
+        content = (resources.files("elsa_train") / "recipes" / f"{name}.toml").read_bytes()
     elif Path(name).suffix == ".toml":
-        try:
-            text = Path(name).read_text("utf-8")
-        except OSError as error:
-            raise BadRecipe(f"{name}: {error.strerror}") from None
+        with open(name, "rb") as file:
+            content = file.read(LARGEST_FILE + 1)
     else:
         raise BadRecipe(f"recipe {name!r}: expected a .toml file or one of {recipe_names()}")
+    if len(content) > LARGEST_FILE:
+        raise InvalidRecipe(f"{name}: larger than {LARGEST_FILE} bytes, which no recipe is")
     try:
-        found = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise BadRecipe(f"{name}: {error}") from None
+        found = tomllib.loads(content.decode())
+    except ValueError as error:
+        raise InvalidRecipe(f"{name}: {error}") from None
+    except RecursionError:
+        raise InvalidRecipe(f"{name}: nested too deep") from None
     return make_recipe(found, overrides, name)
 
 
 def make_recipe(
     found: dict[str, Any], overrides: dict[str, Any] | None = None, name: str = "recipe"
 ) -> Recipe:
-    """Combine a recipe's values, those of its scope, and overrides, each checked for its type."""
+    """Combine a file's values, those of its scope, and overrides: the file's can name no code."""
     overrides = overrides or {}
     tables = {key: value for key, value in found.items() if isinstance(value, dict)}
-    if unknown := set(tables) - set(SCOPES):
-        raise BadRecipe(f"{name}: unknown table [{min(unknown)}]")
-    scope = overrides.get("scope", found.get("scope", "global"))
-    if tables and scope in SCOPES and scope not in tables and scope != found.get("scope"):
-        raise BadRecipe(f"{name}: has no scope {scope!r}, only {', '.join(tables)}")
     top = {key: value for key, value in found.items() if key not in tables}
-    values = top | tables.get(scope, {}) | overrides | {"scope": scope}
-    for key, value in values.items():
-        if key not in FIELDS:
-            raise BadRecipe(f"{name}: unknown value {key!r}")
-        wanted = type(FIELDS[key].default)
-        if wanted is float and type(value) is int:
-            values[key] = value = float(value)
-        if type(value) is not wanted:
-            raise BadRecipe(f"{name}: {key}: found {value!r}, expected {wanted.__name__}")
-    return Recipe(**values)
+    if unknown := set(tables) - set(SCOPES):
+        raise InvalidRecipe(f"{name}: unknown table [{min(unknown)}]")
+    usual = top.get("scope", "global")
+    if usual not in SCOPES:
+        raise InvalidRecipe(f"{name}: scope: found {usual!r}, expected one of {', '.join(SCOPES)}")
+    recipes = {scope: _of_file(name, top, table, scope) for scope, table in tables.items()}
+    if usual not in tables and ("scope" in top or not tables):
+        recipes[usual] = _of_file(name, top, {}, usual)
+    scope = overrides.get("scope", usual)
+    if scope not in recipes and (tables or scope not in SCOPES):
+        raise BadRecipe(f"{name}: has no scope {scope!r}, only {', '.join(recipes)}")
+    if unknown := set(overrides) - set(FIELDS):
+        raise BadRecipe(f"unknown value {min(unknown)!r}")
+    return dataclasses.replace(recipes.get(scope) or recipes[usual], **overrides)
+
+
+def _of_file(name: str, top: dict[str, Any], table: dict[str, Any], scope: str) -> Recipe:
+    if "scope" in table:
+        raise InvalidRecipe(f"{name}: scope: found in table [{scope}], expected above the tables")
+    values = {**top, **table, "scope": scope}
+    if unknown := set(values) - set(FIELDS):
+        raise InvalidRecipe(f"{name}: unknown value {min(unknown)!r}")
+    try:
+        recipe = Recipe(**values)
+    except (TrainError, RecursionError) as error:
+        raise InvalidRecipe(f"{name}: {error}") from None
+    if recipe.dataset not in NAMES:
+        raise InvalidRecipe(
+            f"{name}: dataset: found {recipe.dataset!r}, which would run code; a file names one "
+            f"of {', '.join(NAMES)}, and --dataset your own"
+        )
+    return recipe

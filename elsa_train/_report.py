@@ -1,14 +1,15 @@
 """What a run tells: progress, JSON lines, the table of results and its plot."""
 
 import json
+import math
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from elsa_train._files import drop_cut_line, replacing
 from elsa_train._loop import Report
 from elsa_train._multilevel import FrozenLevel
 
@@ -24,20 +25,29 @@ class Row:
     reference: float | None = None
     equal_epochs: float | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse what no run has measured: rows are read back from a run's folder."""
+        measured = [x for x in (self.reference, self.equal_epochs) if x is not None]
+        for number in (self.sparsity, self.nonzero, self.elsa, *measured):
+            if type(number) not in (int, float) or not math.isfinite(number):
+                raise ValueError(f"found {number!r} among the measures of level {self.level}")
+
 
 class Reporter:
     """Progress on a stream, a line a second on a terminal, and metrics as JSON lines in a file."""
 
-    def __init__(
-        self, stream: IO[str] = sys.stderr, lines: Path | None = None, every: float | None = None
-    ) -> None:
-        """Open the file of JSON lines to append to."""
-        self._stream = stream
-        self._terminal = stream.isatty()
-        self._every = (1.0 if self._terminal else 10.0) if every is None else every
-        self._lines = lines.open("a", encoding="utf-8") if lines else None
+    def __init__(self, stream: IO[str] | None = None, lines: Path | None = None) -> None:
+        """Take a stream, or None for none, and the file of JSON lines to append to."""
+        self._stream, self._path = stream, lines
+        self._terminal = stream is not None and stream.isatty()
+        self._every = 1.0 if self._terminal else 10.0
+        self._lines: IO[str] | None = None
         self._started = self._shown = time.monotonic()
         self._total = self._done = self._skipped = self._images = 0
+
+    def note(self, text: str) -> None:
+        """Tell what the user should know before it starts."""
+        self._say(f"note: {text}")
 
     def expect(self, steps: int) -> None:
         """Add steps to the time left."""
@@ -70,7 +80,7 @@ class Reporter:
         if self._terminal:
             print(f"\r\x1b[K{line}", end="", file=self._stream, flush=True)
         else:
-            print(line, file=self._stream, flush=True)
+            self._say(line)
 
     def level(self, frozen: FrozenLevel) -> None:
         """Tell of a level just frozen."""
@@ -84,9 +94,13 @@ class Reporter:
         self._say(f"{name}: " + "  ".join(f"{k} {v:.4f}" for k, v in metrics.items()))
 
     def _say(self, text: str) -> None:
-        print(f"\r\x1b[K{text}" if self._terminal else text, file=self._stream, flush=True)
+        if self._stream is not None:
+            print(f"\r\x1b[K{text}" if self._terminal else text, file=self._stream, flush=True)
 
     def _write(self, entry: dict[str, Any]) -> None:
+        if self._path and self._lines is None:
+            drop_cut_line(self._path)
+            self._lines = self._path.open("a", encoding="utf-8")
         if self._lines:
             print(json.dumps(entry), file=self._lines, flush=True)
 
@@ -179,5 +193,6 @@ def plot(seeds: Sequence[Sequence[Row]], path: Path, title: str = "") -> None:
     axes.set_title(title)
     axes.legend()
     figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    with replacing(path) as temporary:
+        figure.savefig(temporary, metadata={"Date": None} if path.suffix == ".svg" else None)
     pyplot.close(figure)

@@ -1,10 +1,8 @@
 """A recipe from data to ELSA file: the initial network, multi-level ELSA, and the references."""
 
 import dataclasses
-import json
-import os
+import shutil
 import time
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +15,12 @@ import numpy as np
 from elsa_train import _method
 from elsa_train._checkpointing import Checkpoints, Saved, StopSignal
 from elsa_train._errors import BadRecipe, Interrupted, NotReproduced
+from elsa_train._files import cut, read_json, replacing, write_json
 from elsa_train._jaxpruner import JaxprunerRule, jaxpruner_rules, make_updater
 from elsa_train._levels import Level, parse_levels
 from elsa_train._loop import MaskRule, Phase, Plan, Trainer
 from elsa_train._multilevel import Network, Progress, Result, multi_level, write_file
-from elsa_train._recipe import Recipe
+from elsa_train._recipe import MOST, Recipe
 from elsa_train._report import Reporter, Row
 from elsa_train._sparsify import Pruner, Schedule, Scope
 from elsa_train._tree import flatten, unflatten
@@ -48,6 +47,34 @@ class Output:
         """Return the path of the finished run's numbers."""
         return self.folder / "results.json"
 
+    @property
+    def references(self) -> Path:
+        """Return the path of the references measured so far."""
+        return self.folder / "references.json"
+
+    @property
+    def initial(self) -> Path:
+        """Return the path of the initial network."""
+        return self.folder / "initial.npz"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Return the folder of the unfinished run's checkpoints."""
+        return self.folder / "checkpoints"
+
+    @property
+    def metrics(self) -> Path:
+        """Return the path of the JSON lines."""
+        return self.folder / "metrics.jsonl"
+
+    def forget(self) -> None:
+        """Remove what a run has left, and nothing else."""
+        files = (self.model, self.results, self.references, self.initial, self.metrics)
+        for path in files:
+            path.unlink(missing_ok=True)
+        if self.checkpoints.is_dir():
+            shutil.rmtree(self.checkpoints)
+
 
 class Run:
     """One seed of a recipe."""
@@ -59,22 +86,25 @@ class Run:
         self.levels = parse_levels(recipe.levels)
         self.scope = Scope(recipe.scope, recipe.prune, recipe.exclude, recipe.axis)  # type: ignore[arg-type]
         self.bits = self.scope.check(
-            jax.eval_shape(self.trainer.init).params,
+            self.trainer.like.params,
             self.levels,
             bits=recipe.bits or None,
             dtype=recipe.store_dtype,
         )
         if recipe.store_dtype == "bfloat16" and self.bits > 2:
-            warnings.warn(
+            reporter.note(
                 f"{self.bits} of bfloat16's 7 mantissa bits hold the counters, at a cost; "
-                "store float32 for this many levels",
-                stacklevel=2,
+                "store float32 for this many levels"
             )
+        plans = self.plans()
+        for plan in plans.values():
+            if plan.steps > MOST:
+                raise BadRecipe(f"{plan.name}: {plan.steps} steps, expected at most {MOST}")
         if recipe.updater:
-            rules = [p.rule for n, p in self.plans().items() if n % 2]
-            steps = min(p.steps for n, p in self.plans().items() if n % 2)
+            rules = [p.rule for n, p in plans.items() if n % 2]
+            steps = min(p.steps for n, p in plans.items() if n % 2)
             updaters = [rule.updater for rule in rules if isinstance(rule, JaxprunerRule)]
-            jaxpruner_rules(updaters, jax.eval_shape(self.trainer.init).params, steps)
+            jaxpruner_rules(updaters, self.trainer.like.params, steps)
         self.settings = settings_of(recipe, seed)
 
     def plan(self, number: int, name: str, epochs: float, level: Level | None = None) -> Plan:
@@ -113,16 +143,16 @@ class Run:
         """Train the initial network and the levels; return these, and the initial one measured."""
         plans = self.plans()
         self.reporter.expect(sum(plan.steps for plan in plans.values()))
-        trainer, folder = self.trainer, self.output.folder
+        trainer, output = self.trainer, self.output
         start = trainer.init()
         begin = Progress(-1, start, trainer.replicate(_method.counters(start.params)))
-        checkpoints = Checkpoints(folder / "checkpoints", self.settings)
+        checkpoints = Checkpoints(self.output.checkpoints, self.settings)
         with StopSignal() as stop:
             try:
                 saved = checkpoints.restore(begin, trainer.start(start))
                 now = saved.progress if saved else begin
                 if saved:
-                    self._tell_resumed(saved, plans)
+                    self._check_resumed(saved, plans)
                 current: list[Progress] = [now]
                 phase: list[Phase | None] = [saved.phase if saved else None]
 
@@ -152,10 +182,10 @@ class Run:
 
                 if now.done < 0:
                     initial = routine(plans[0], now.network, now.counters)
-                    _save_network(folder / "initial.npz", initial)
+                    _save_network(output.initial, initial)
                     now = current[0] = now._replace(done=0, network=initial)
                     checkpoints.save(now)
-                initial = _load_network(folder / "initial.npz", start, trainer)
+                initial = _load_network(output.initial, start, trainer)
                 before = trainer.evaluate(initial)
                 self.reporter.dense("initial dense", before)
 
@@ -180,8 +210,12 @@ class Run:
         self.reporter.dense("dense", result.metrics)
         return result, initial, before
 
-    def _tell_resumed(self, saved: Saved, plans: dict[int, Plan]) -> None:
-        step = saved.phase.step if saved.phase else 0
+    def _check_resumed(self, saved: Saved, plans: dict[int, Plan]) -> None:
+        step, phase = saved.phase.step if saved.phase else 0, saved.progress.done + 1
+        if not 0 <= phase <= 2 * len(self.levels) + 1 or (
+            step and (phase not in plans or step >= plans[phase].steps)
+        ):
+            raise cut(self.output.checkpoints, f"step {step} of phase {phase}")
         done = sum(plan.steps for n, plan in plans.items() if n <= saved.progress.done)
         self.reporter.resumed(done + step)
 
@@ -190,10 +224,7 @@ class Run:
         if jax.process_index() == 0:
             settings = {k: v for k, v in self.settings.items() if k != "data_dir"}
             write_file(self.output.model, result, settings=settings, force=True)
-        if jax.process_count() > 1:
-            from jax.experimental import multihost_utils
-
-            multihost_utils.sync_global_devices("written")
+        _wait("written")
         for t, frozen in enumerate(result.levels, 1):
             found = self.trainer.evaluate(load_network(self.output.model, t, self.trainer))
             if found != frozen.metrics:
@@ -215,8 +246,10 @@ class Run:
 
     def references(self, initial: Network, rows: Sequence[Row], equal_epochs: bool) -> list[Row]:
         """Fill the reference columns, resuming from those already measured."""
-        cache = self.output.folder / "references.json"
-        known: dict[str, float] = json.loads(cache.read_text()) if cache.exists() else {}
+        cache = self.output.references
+        known: dict[str, float] = read_json(cache) or {}
+        if not (isinstance(known, dict) and all(_is_accuracy(x) for x in known.values())):
+            raise cut(cache, "expected accuracies")
         plans = self.plans()
         filled = []
         for t, row in enumerate(rows[:-1], 1):
@@ -230,7 +263,7 @@ class Run:
                 key = f"{column} {row.level}"
                 if key not in known:
                     known[key] = self.reference(number, level, epochs, initial)
-                    _write_json(cache, known)
+                    write_json(cache, known)
                 row = dataclasses.replace(row, **{column: known[key]})  # type: ignore[arg-type]
             filled.append(row)
         dense = rows[-1]
@@ -245,7 +278,7 @@ class Run:
                     plan, self.trainer.start(start), n, self.reporter.watch, lambda *_: None
                 )
                 known["equal_epochs dense"] = self.trainer.evaluate(network)["accuracy"]
-                _write_json(cache, known)
+                write_json(cache, known)
             dense = dataclasses.replace(dense, equal_epochs=known["equal_epochs dense"])
         return [*filled, dense]
 
@@ -263,21 +296,20 @@ def run_seed(
     output: Output,
     reporter: Reporter,
     *,
+    restart: bool = False,
     reference: bool = False,
     equal_epochs: bool = False,
 ) -> list[Row]:
     """Train one seed, write its file, and return its rows of the table."""
-    output.folder.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
-    run = Run(recipe, seed, output, reporter)
-    done = json.loads(output.results.read_text()) if output.results.exists() else None
-    if done and done["settings"] != run.settings:
-        raise BadRecipe(
-            f"{output.folder} holds a run with other settings: give another --out, or --restart"
-        )
+    run = Run(recipe, seed, output, reporter)  # what can't be trained is refused before writing
+    if restart and jax.process_index() == 0:
+        output.forget()
+    _wait("restart")
+    output.folder.mkdir(parents=True, exist_ok=True)
+    done = _read_results(output, run)
     if done and output.model.exists():
-        rows = [Row(**row) for row in done["rows"]]
-        seconds = done["seconds"]
+        rows, seconds = done
     else:
         result, _, before = run.train()
         run.write(result)
@@ -291,7 +323,7 @@ def run_seed(
         seconds = time.monotonic() - started
         _save_results(output, run, rows, seconds)
     if reference or equal_epochs:
-        initial = _load_network(output.folder / "initial.npz", run.trainer.init(), run.trainer)
+        initial = _load_network(output.initial, run.trainer.init(), run.trainer)
         rows = run.references(initial, rows, equal_epochs)
         _save_results(output, run, rows, seconds)
     return rows
@@ -303,7 +335,7 @@ def load_network(path: Path, level: int | Literal["dense"], trainer: Trainer) ->
 
     with elsa_format.open(path) as file:
         tensors = file.load(level)
-    like = jax.eval_shape(trainer.init)
+    like = trainer.like
 
     def place(tree: PyTree) -> PyTree:
         found = unflatten(tree, tensors)
@@ -314,7 +346,7 @@ def load_network(path: Path, level: int | Literal["dense"], trainer: Trainer) ->
 
 def _save_results(output: Output, run: Run, rows: Sequence[Row], seconds: float) -> None:
     if jax.process_index() == 0:
-        _write_json(
+        write_json(
             output.results,
             {
                 "settings": run.settings,
@@ -324,30 +356,56 @@ def _save_results(output: Output, run: Run, rows: Sequence[Row], seconds: float)
         )
 
 
-def _write_json(path: Path, value: Any) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(value, indent=1) + "\n", "utf-8")
-    os.replace(temporary, path)
+def _read_results(output: Output, run: Run) -> tuple[list[Row], float] | None:
+    """Read a finished run's numbers, if they are there and of this recipe."""
+    found = read_json(output.results)
+    if found is None:
+        return None
+    try:
+        if found["settings"] == run.settings:
+            rows = [Row(**row) for row in found["rows"]]
+            if [row.level for row in rows] != [*(level.name for level in run.levels), "dense"]:
+                raise ValueError("its rows are not the levels")
+            return rows, float(found["seconds"])
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise cut(output.results, error) from None
+    raise BadRecipe(
+        f"{output.folder} holds a run with other settings: give another --output, or --force"
+    )
+
+
+def _is_accuracy(value: Any) -> bool:
+    return type(value) is float and 0 <= value <= 1
+
+
+def _wait(what: str) -> None:
+    """Wait for the other processes."""
+    if jax.process_count() > 1:
+        from jax.experimental import multihost_utils
+
+        multihost_utils.sync_global_devices(what)
 
 
 def _save_network(path: Path, network: Network) -> None:
     if jax.process_index() == 0:
-        temporary = path.with_suffix(".tmp.npz")
         arrays = {f"params/{k}": np.asarray(v) for k, v in flatten(network.params).items()}
         arrays |= {f"state/{k}": np.asarray(v) for k, v in flatten(network.state).items()}
-        np.savez(temporary, **arrays)  # type: ignore[arg-type]
-        os.replace(temporary, path)
+        with replacing(path) as temporary:
+            np.savez(temporary, **arrays)  # type: ignore[arg-type]
 
 
 def _load_network(path: Path, like: Network, trainer: Trainer) -> Network:
-    if jax.process_count() > 1:
-        from jax.experimental import multihost_utils
-
-        multihost_utils.sync_global_devices("initial network")
-    with np.load(path) as file:
-        params = {k.removeprefix("params/"): file[k] for k in file if k.startswith("params/")}
-        state = {k.removeprefix("state/"): file[k] for k in file if k.startswith("state/")}
-    return Network(
-        trainer.replicate(unflatten(like.params, params)),
-        trainer.replicate(unflatten(like.state, state)),
-    )
+    _wait("initial network")
+    try:
+        with np.load(path) as file:
+            params = {k.removeprefix("params/"): file[k] for k in file if k.startswith("params/")}
+            state = {k.removeprefix("state/"): file[k] for k in file if k.startswith("state/")}
+        found = Network(unflatten(like.params, params), unflatten(like.state, state))
+        for leaf, wanted in zip(jax.tree.leaves(found), jax.tree.leaves(like), strict=True):
+            if leaf.dtype != wanted.dtype or not np.isfinite(leaf).all():
+                raise ValueError(f"found {leaf.dtype}, expected finite {wanted.dtype}")
+    except OSError:
+        raise
+    except Exception as error:  # zip files and arrays can be wrong in too many ways to list
+        raise cut(path, error) from None
+    return Network(trainer.replicate(found.params), trainer.replicate(found.state))

@@ -16,8 +16,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from elsa_format.levels import Pattern, kept_count
 from elsa_train._errors import InfeasibleTraining
-from elsa_train._levels import Level, budget, check_blocks, check_levels
+from elsa_train._levels import Level, check_blocks, check_levels
 from elsa_train._tree import flatten, names
 
 PyTree = Any
@@ -106,10 +107,11 @@ class Scope:
     def budgets(self, params: PyTree, level: Level) -> tuple[int, ...]:
         """Return how many weights each group keeps: one group for global, one per tensor else."""
         sizes = [p.size for p in self._pruned(params).values()]
-        return tuple(budget(level, n) for n in ([sum(sizes)] if self.kind == "global" else sizes))
+        groups = [sum(sizes)] if self.kind == "global" else sizes
+        return tuple(kept_count(1 - level.density, n) for n in groups)
 
     def select(
-        self, scores: PyTree, n: PyTree, budgets: Sequence[int], pattern: tuple[int, int] | None
+        self, scores: PyTree, n: PyTree, budgets: Sequence[int], pattern: Pattern | None
     ) -> PyTree:
         """Return what to keep: the best-scored weights within the budgets, frozen ones first."""
         prunable = tuple(jax.tree.leaves(self.prunable(n)))
@@ -181,10 +183,10 @@ def _select(
 
 @partial(jax.jit, static_argnums=(2, 3, 4))
 def _select_blocks(
-    scores: PyTree, n: PyTree, prunable: tuple[bool, ...], pattern: tuple[int, int], axis: int
+    scores: PyTree, n: PyTree, prunable: tuple[bool, ...], pattern: Pattern, axis: int
 ) -> PyTree:
     leaves, tree = jax.tree.flatten(jax.tree.map(keys, scores, n))
-    keep, length = pattern
+    keep, length = pattern.n, pattern.m
 
     def select(k: jax.Array) -> jax.Array:
         moved = jnp.moveaxis(k, axis, -1)

@@ -41,7 +41,7 @@ def main() -> None:
     model = models.DigitsNet(num_classes=10)
 
     say("1. Train three sparse networks inside one dense network (JAX)")
-    shell(f"elsa-train digits --epochs 12 --sparsify-epochs 12 --densify-epochs 6 --out {OUT}/run")
+    shell(f"elsa-train digits --epochs 12 --sparsify-epochs 12 --densify-epochs 6 -o {OUT}/run")
     shutil.copy(OUT / "run" / "seed-0" / "model.safetensors", NET)
 
     say("2. One file holds them all")

@@ -1,6 +1,6 @@
 """Nested networks from your own flax model, with your own training loop.
 
-pip install 'elsa-format[train]'
+pip install '.[train]'
 python examples/own_flax_model.py
 """
 

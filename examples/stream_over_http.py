@@ -1,5 +1,6 @@
 """Stream a level from a web server: the dense network never touches the device's disk or memory.
 
+    pip install .
     python examples/stream_over_http.py
 
 Starts a server on loopback, so that it runs anywhere; put your own URL in its place.

@@ -1,6 +1,6 @@
 """Switch the sparsity of a running ONNX Runtime session.
 
-pip install 'elsa-format[onnx]'
+pip install '.[onnx]'
 python examples/switch_level.py
 """
 

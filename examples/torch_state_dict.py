@@ -1,6 +1,6 @@
 """A PyTorch state dict to ELSA, and a level of it back into `load_state_dict`.
 
-pip install torch safetensors
+pip install . torch safetensors
 python examples/torch_state_dict.py
 """
 

@@ -25,6 +25,7 @@ def _import_from_source() -> None:
 
 _import_from_source()
 with atheris.instrument_imports(include=["elsa_format"]):
+    from fuzz.answers import mutate as mutate_answers
     from fuzz.mutate import mutate
     from fuzz.seeds import HERE, seeds
     from fuzz.targets import TARGETS
@@ -49,6 +50,8 @@ def main() -> None:
             return bytes(atheris.Mutate(data, max_size))
         if target == "pack":
             return (data[:1] + mutate(data[1:], rng, start))[:max_size]
+        if target == "http":
+            return mutate_answers(data, rng, start)[:max_size]
         return mutate(data, rng, start)[:max_size]
 
     if target != "kernels":  # AddressSanitizer reserves terabytes of addresses

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 import elsa_format as elsa
+from fuzz import answers
 
 HERE = Path(__file__).resolve().parent
 VECTORS = HERE.parent / "spec" / "vectors"
@@ -23,15 +24,18 @@ def seeds(target: str) -> tuple[bytes, ...]:
     if target in ("header", "extract"):
         found += _vectors("valid") + _vectors("invalid") + [_packed()]
     elif target == "level":
-        found += _vectors("valid", "level_*") + _vectors("invalid/InvalidLayout") + _levels()
+        found += _vectors("valid", "level_*") + _vectors("valid/level_shards") + _levels()
+        found += _vectors("invalid/InvalidLayout") + _vectors("valid", "names")
     elif target == "index":
-        paths = [*(VECTORS / "valid" / "sharded").glob("*.json"), *VECTORS.glob("invalid/*/*.json")]
+        paths = [*VECTORS.glob("valid/*/*.json"), *VECTORS.glob("invalid/*/*.json")]
         found += [path.read_bytes() for path in sorted(paths)]
     elif target == "pack":
         found += [b"\0" + _plain(), *(b"\1" + npz for npz in _npz())]
     elif target == "kernels":
         rng = np.random.default_rng(0)
         found += [bytes([function]) + rng.bytes(200) for function in range(16)]
+    elif target == "http":
+        found += answers.seeds()
     return tuple(found)
 
 

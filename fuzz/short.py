@@ -9,6 +9,7 @@ import random
 import sys
 from collections import Counter
 
+from fuzz.answers import mutate as mutate_answers
 from fuzz.mutate import mutate
 from fuzz.seeds import found_before, seeds
 from fuzz.targets import TARGETS
@@ -26,6 +27,8 @@ def inputs(target: str, rounds: int, seed: int, start: tuple[bytes, ...] = ()) -
             changed = base[:1] + mutate(base[1:], rng, start)
         elif target == "kernels":
             changed = bytes([rng.randrange(256)]) + rng.randbytes(rng.randrange(200))
+        elif target == "http":
+            changed = mutate_answers(base, rng, start)
         else:
             changed = mutate(base, rng, start)
         found.append(changed)

@@ -1,12 +1,12 @@
 """Make spec/vectors/: small valid and invalid files, their manifest, and embedding cases.
 
-    python spec/make_vectors.py            write the vectors and the example in elsa-1.0.md
+    python spec/make_vectors.py            write the vectors and the examples in the specifications
     python spec/make_vectors.py --check    compare with what is there; exit code 1 if it differs
     python spec/make_vectors.py --extended DIR   write them and about as many more elsewhere
 
-Imports nothing of elsa_format. Every vector is put to the second implementation in plain_elsa.py
-before it is written: the valid ones have to pass, the invalid ones to give exactly the error of
-the directory they are in.
+Imports nothing of elsa_format. Every vector is put to the second implementation in plain_elsa.py,
+or plain_delivery.py, before it is written: the valid ones have to pass, the invalid ones to give
+exactly the error of the directory they are in.
 """
 
 import argparse
@@ -14,22 +14,43 @@ import shutil
 import struct
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for those who run the file itself
 
+from spec import plain_delivery
 from spec import plain_elsa as plain
-from spec.cases import container, data, level_files, profile, shards, valid
+from spec.cases import (
+    container,
+    data,
+    delivery,
+    delivery_broken,
+    delivery_example,
+    level_files,
+    level_shards,
+    profile,
+    shards,
+    valid,
+)
 from spec.cases.build import dump
+from spec.cases.checksums import checksum_cases
 from spec.cases.collection import Collection, error_of
 from spec.cases.embed import embed_cases
+from spec.cases.written import written_cases
 
 HERE = Path(__file__).resolve().parent
 VECTORS = HERE / "vectors"
 SPEC = HERE / "elsa-1.0.md"
+DELIVERY = HERE / "delivery-1.0.md"
 EXAMPLE = "valid/example.safetensors"
+READ_INDEX: dict[str, tuple[Callable[[Path], Any], Callable[[Path], Any]]] = {
+    "index": (plain.open_index, plain.validate_index),
+    "level_index": (plain.open_level_index, plain.load_level_index),
+    "delivery_index": (plain_delivery.open_index, plain_delivery.validate_index),
+}
 
 
 def annotate(raw: bytes) -> str:
@@ -66,21 +87,32 @@ def annotate(raw: bytes) -> str:
     return f"```\n{chr(10).join(lines)}\n```\n\nIts levels:\n\n```\n{digests}\n```\n"
 
 
-def with_example(spec: str, raw: bytes) -> str:
-    """The specification's text with the example between its marks."""
-    begin, end = "<!-- example: made by make_vectors.py -->\n", "<!-- end of example -->"
+def with_example(spec: str, text: str, name: str = "example") -> str:
+    """The specification's text with an example between its marks."""
+    begin, end = f"<!-- {name}: made by make_vectors.py -->\n", f"<!-- end of {name} -->"
     before, rest = spec.split(begin)
     _, after = rest.split(end)
-    return f"{before}{begin}\n{annotate(raw)}\n{end}{after}"
+    return f"{before}{begin}\n{text}\n{end}{after}"
+
+
+def specifications(root: Path) -> dict[Path, str]:
+    """The specifications with their examples, the vectors being below a directory."""
+    elsa, delivered = SPEC.read_text(encoding="utf-8"), DELIVERY.read_text(encoding="utf-8")
+    elsa = with_example(elsa, annotate((root / EXAMPLE).read_bytes()))
+    text = delivery_example.annotate((root / delivery.EXAMPLE).read_bytes())
+    delivered = with_example(delivered, text, "delivery example")
+    text = delivery_example.annotate_stream()
+    return {SPEC: elsa, DELIVERY: with_example(delivered, text, "stream example")}
 
 
 def check_indexes(root: Path, entries: Sequence[dict[str, Any]]) -> None:
     """Put the sharded vectors, which need their files on disk, to the second implementation."""
     for entry in entries:
-        if entry["kind"] == "index":
+        if entry["kind"] in READ_INDEX:
             path = root / entry["file"]
-            opened = error_of(lambda path=path: plain.open_index(path))  # type: ignore[misc]
-            found = opened or error_of(lambda path=path: plain.validate_index(path))  # type: ignore[misc]
+            open_, load = READ_INDEX[entry["kind"]]
+            opened = error_of(partial(open_, path))
+            found = opened or error_of(partial(load, path))
             if found != entry.get("error"):
                 raise ValueError(f"{entry['file']} gives {found}")
             if found and not opened:
@@ -90,7 +122,8 @@ def check_indexes(root: Path, entries: Sequence[dict[str, Any]]) -> None:
 def write_all(root: Path, *, extended: bool = False) -> None:
     """Write every vector, the manifest and the embedding cases below a directory."""
     out = Collection(extended)
-    for part in (valid, container, profile, data, level_files, shards):
+    parts = (valid, container, profile, data, level_files, shards, level_shards)
+    for part in (*parts, delivery, delivery_broken):
         part.add_cases(out)
     for file, raw in out.files.items():
         (root / file).parent.mkdir(parents=True, exist_ok=True)
@@ -99,9 +132,11 @@ def write_all(root: Path, *, extended: bool = False) -> None:
     lines = ",\n".join(dump(entry) for entry in sorted(out.entries, key=lambda e: str(e["file"])))
     text = f'{{"spec":"ELSA 1.0","vectors":[\n{lines}\n]}}\n'
     (root / "manifest.json").write_text(text, encoding="utf-8")
-    cases = embed_cases()
-    text = dump(cases).replace('{"dtype"', '\n{"dtype"').replace('"refused', '\n"refused') + "\n"
-    (root / "embed.json").write_text(text, encoding="utf-8")
+    text = dump(embed_cases()).replace('{"dtype"', '\n{"dtype"').replace('"refused', '\n"refused')
+    (root / "embed.json").write_text(text + "\n", encoding="utf-8")
+    for name, cases in (("checksums", checksum_cases()), ("written", written_cases())):
+        lines = ",\n".join(f"{dump(key)}:{dump(value)}" for key, value in cases.items())
+        (root / f"{name}.json").write_text(f"{{{lines}}}\n", encoding="utf-8")
 
 
 def tree(root: Path) -> dict[str, bytes]:
@@ -125,19 +160,20 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as directory:
         made = Path(directory)
         write_all(made)
-        spec = SPEC.read_text(encoding="utf-8")
-        wanted = with_example(spec, (made / EXAMPLE).read_bytes())
+        wanted = specifications(made)
         if options.check:
             new, old = tree(made), tree(VECTORS)
             differing = sorted(file for file in new | old if new.get(file) != old.get(file))
-            if wanted != spec:
-                differing.append(SPEC.name)
+            for path, text in wanted.items():
+                if path.read_text(encoding="utf-8") != text:
+                    differing.append(path.name)
             for file in differing:
                 print(f"{file} differs from what make_vectors.py makes", file=sys.stderr)
             return 1 if differing else 0
         shutil.rmtree(VECTORS, ignore_errors=True)
         shutil.copytree(made, VECTORS)
-        SPEC.write_text(wanted, encoding="utf-8")
+        for path, text in wanted.items():
+            path.write_text(text, encoding="utf-8")
     return 0
 
 

@@ -8,6 +8,7 @@ elsa-1.0.md. Needs the standard library and xxhash.
 import hashlib
 import json
 import math
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -230,6 +231,53 @@ def parse_document(text: str) -> dict[str, Any]:
     return Json(text, header=False).document()
 
 
+# --- Written JSON (§3.5) -------------------------------------------------------------------------
+
+_SHORT = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+
+def write_string(text: str) -> str:
+    """A string as a Writer has to write it."""
+    escaped = (_SHORT.get(c) or (f"\\u{ord(c):04x}" if c < " " else c) for c in text)
+    return f'"{"".join(escaped)}"'
+
+
+def write_number(value: int | float) -> str:
+    """A number as a Writer has to write it."""
+    if isinstance(value, int) or (value.is_integer() and abs(value) < 2**53):
+        return str(int(value))
+    # repr gives the fewest digits that round to the value; only their arrangement is Python's own.
+    mantissa, _, exponent = repr(abs(value)).partition("e")
+    whole, _, fraction = mantissa.partition(".")
+    point = len(whole) + int(exponent or 0)
+    digits = whole + fraction
+    point -= len(digits) - len(digits.lstrip("0"))
+    digits = digits.strip("0")
+    sign = "-" if value < 0 else ""
+    if not 1e-6 <= abs(value) < 2**53:
+        rest = f".{digits[1:]}" if digits[1:] else ""
+        return f"{sign}{digits[0]}{rest}e{point - 1:+d}"
+    if point <= 0:
+        return f"{sign}0.{'0' * -point}{digits}"
+    return f"{sign}{digits[:point]}.{digits[point:]}"
+
+
+def write_json(value: Any, *, sort: bool = True) -> str:
+    """A document as a Writer has to write it; in the header, tensors stay in their order."""
+    if isinstance(value, dict):
+        keys = sorted(value, key=str.encode) if sort else value
+        pairs = (f"{write_string(key)}:{write_json(value[key], sort=sort)}" for key in keys)
+        return f"{{{','.join(pairs)}}}"
+    if isinstance(value, list):
+        return f"[{','.join(write_json(item, sort=sort) for item in value)}]"
+    if isinstance(value, str):
+        return write_string(value)
+    for constant, text in ((None, "null"), (True, "true"), (False, "false")):
+        if value is constant:
+            return text
+    return write_number(value)
+
+
 # --- Container (§3) ------------------------------------------------------------------------------
 
 
@@ -355,9 +403,18 @@ def variant(name: str, level: int) -> str:
     return f"{RESERVED}{level}.{name}"
 
 
-def header_checksum(header: bytes, digits: bytes) -> str:
-    """XXH3-64 of the header with its own checksum's digits replaced by zeros (§8)."""
-    return xxhash.xxh3_64_hexdigest(header.replace(digits, b"0" * 16))
+def checksum(data: bytes) -> str:
+    """The checksum of some bytes (§8)."""
+    return f"xxh3:{xxhash.xxh3_64_intdigest(data, seed=0):016x}"
+
+
+def header_checksum(header: bytes, stated: str) -> str:
+    """The checksum of the header with its own digits taken as zeros (§8.2)."""
+    digits, position = stated.removeprefix("xxh3:").encode(), 0
+    while (position := header.find(digits, position)) >= 0:
+        header = header[:position] + b"0" * 16 + header[position + 16 :]
+        position += 16
+    return checksum(header)
 
 
 def check_versions(document: Mapping[str, Any], error: str) -> None:
@@ -474,8 +531,8 @@ class Elsa:
         return len(self.profile["levels"])
 
 
-def open_elsa(raw: bytes) -> Elsa:
-    """All that a Reader checks before it reads data, in the order of §11.2."""
+def open_header(raw: bytes) -> Elsa:
+    """What a Reader checks in the header, in the order of §11.2."""
     container = read_container(raw)
     if "elsa" not in container.metadata:
         raise Bad("NotElsa", "no profile")
@@ -485,12 +542,18 @@ def open_elsa(raw: bytes) -> Elsa:
         found = profile["header"]
         if not isinstance(found, str) or not re.fullmatch("xxh3:[0-9a-f]{16}", found):
             raise Bad("InvalidProfile", "header")
-        if header_checksum(container.header, found[5:].encode()) != found[5:]:
+        if header_checksum(container.header, found) != found:
             raise Bad("ChecksumMismatch", "header")
     check_profile(profile)
     check_against_tensors(profile, container.tensors)
-    container.check_size()
     return Elsa(container, profile)
+
+
+def open_elsa(raw: bytes) -> Elsa:
+    """All that a Reader checks before it reads data."""
+    elsa = open_header(raw)
+    elsa.container.check_size()
+    return elsa
 
 
 # --- Levels and digests (§4.2, §6, §7) -----------------------------------------------------------
@@ -555,20 +618,23 @@ def level_digest(level: Mapping[str, LevelTensor]) -> str:
     return "sha256:" + hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def check_data(elsa: Elsa) -> None:
-    """What a Validator checks in the data of one file (§8, §4.4), digests excepted."""
-    for name, stated in elsa.profile.get("checksums", {}).items():
-        if "xxh3:" + xxhash.xxh3_64_hexdigest(elsa.container.stored(name)) != stated:
-            raise Bad("ChecksumMismatch", name)
-    for name, counts in elsa.profile["nested"].items():
-        dtype = elsa.container.tensors[name].dtype
-        words = elsa.container.words(name)
-        counters = [counter(word, elsa.profile["bits"]) for word in words]
-        if any(c > elsa.levels for c in counters):
+def check_data(parts: list[Elsa]) -> None:
+    """What a Validator checks in the data of a network (§8, §4.4), digests excepted."""
+    for part in parts:
+        for name, stated in part.profile.get("checksums", {}).items():
+            if checksum(part.container.stored(name)) != stated:
+                raise Bad("ChecksumMismatch", name)
+    nested = [(part, name) for part in parts for name in part.profile["nested"]]
+    for part, name in nested:
+        dtype = part.container.tensors[name].dtype
+        words = part.container.words(name)
+        if any(counter(word, part.profile["bits"]) > part.levels for word in words):
             raise Bad("CounterOutOfRange", name)
         if any(word & (sign_bit(dtype) - 1) >= infinity(dtype) for word in words):
             raise Bad("NonFinite", name)
-        for t, count in enumerate(counts, 1):
+    for part, name in nested:
+        counters = [counter(word, part.profile["bits"]) for word in part.container.words(name)]
+        for t, count in enumerate(part.profile["nested"][name], 1):
             if sum(0 < c <= t for c in counters) != count:
                 raise Bad("CountMismatch", f"{name} at level {t}")
 
@@ -589,7 +655,7 @@ def check_digests(parts: list[Elsa]) -> list[str]:
 def validate(raw: bytes) -> Elsa:
     """Everything a Validator checks in one ELSA file."""
     elsa = open_elsa(raw)
-    check_data(elsa)
+    check_data([elsa])
     if "shard" not in elsa.profile:
         check_digests([elsa])
     return elsa
@@ -605,68 +671,111 @@ def matrix(shape: list[int]) -> tuple[int, int]:
     return shape[0], math.prod(shape[1:])
 
 
-def load_level(raw: bytes) -> dict[str, LevelTensor]:
-    """The dense tensors of a level file, whatever its layout, or of a plain checkpoint."""
+@dataclass
+class LevelFile:
+    """An opened level file, or a plain checkpoint, which has no document."""
 
-    def need(condition: bool, message: str) -> None:
-        if not condition:
-            raise Bad("InvalidLayout", message)
+    container: Container
+    document: dict[str, Any] | None
+    parts: dict[str, list[str]]
+    """The stored parts of each sparse tensor."""
 
+    @property
+    def nested(self) -> dict[str, Any]:
+        """The nested tensors, as far as the document lists them."""
+        listed: dict[str, Any] = (self.document or {}).get("tensors", {})
+        return listed
+
+    @property
+    def names(self) -> set[str]:
+        """The tensors that it decodes to."""
+        stored = {part for parts in self.parts.values() for part in parts}
+        return set(self.container.tensors) - stored | set(self.parts)
+
+
+def need_layout(condition: bool, message: str) -> None:
+    """Refuse a level file that contradicts itself."""
+    if not condition:
+        raise Bad("InvalidLayout", message)
+
+
+def open_level(raw: bytes) -> LevelFile:
+    """All that a Reader checks in a level file before it reads data, in the order of §11.2."""
+    need = need_layout
     container = read_container(raw)
+    need("elsa" not in container.metadata, "an ELSA file")
     if "elsa_level" not in container.metadata:
         container.check_size()
-        return {
-            name: LevelTensor(tensor.dtype, tensor.shape, container.stored(name), False)
-            for name, tensor in container.tensors.items()
-        }
+        return LevelFile(container, None, {})
     document = parse_document(container.metadata["elsa_level"])
     check_versions(document, "InvalidLayout")
-    check_level_document(document, need)
-    sparse = document.get("tensors", {})
-    stored: dict[str, list[str]] = {}
-    if document["layout"] != "dense":
-        for name, entry in sparse.items():
+    check_level_fields(document, need)
+    need(document["layout"] == "dense" or "tensors" in document, "tensors")
+    check_level_tensors(document, need)
+    parts: dict[str, list[str]] = {}
+    for name, entry in document.get("tensors", {}).items():
+        if document["layout"] != "dense":
             need(name not in container.tensors, f"{name} is stored twice")
-            stored[name] = check_parts(container, name, entry, document["layout"], need)
-    else:
-        for name, entry in sparse.items():
+            parts[name] = check_parts(container, name, entry, document["layout"], need)
+        else:
             need(name in container.tensors, f"{name} is missing")
             found = container.tensors[name]
             need([found.dtype, found.shape] == [entry["dtype"], entry["shape"]], name)
-    known = {part for parts in stored.values() for part in parts}
+    known = {part for stored in parts.values() for part in stored}
     for name in container.tensors:
         need(not name.startswith(RESERVED) or name in known, f"{name} has no meaning")
     container.check_size()
+    return LevelFile(container, document, parts)
+
+
+def decode_level(file: LevelFile) -> dict[str, LevelTensor]:
+    """The dense tensors of a level file, whatever its layout."""
     level = {}
-    for name, tensor in container.tensors.items():
-        if name not in known:
-            data = container.stored(name)
-            level[name] = LevelTensor(tensor.dtype, tensor.shape, data, name in sparse)
-    for name, parts in stored.items():
-        decode = decode_bitmask if document["layout"] == "bitmask" else decode_csr
-        entry = sparse[name]
-        data = decode(container, parts, entry, need)
+    for name in file.names - set(file.parts):
+        tensor, data = file.container.tensors[name], file.container.stored(name)
+        level[name] = LevelTensor(tensor.dtype, tensor.shape, data, name in file.nested)
+    for name, parts in file.parts.items():
+        entry = file.nested[name]
+        decode = decode_bitmask if len(parts) == 2 else decode_csr
+        data = decode(file.container, parts, entry, need_layout)
+        need_layout(all(file.container.words(parts[-1])), f"{name}: a kept word is zero")
         level[name] = LevelTensor(entry["dtype"], entry["shape"], data, True)
-    checkable = document["layout"] != "dense" or "tensors" in document
-    if checkable and "digest" in document and level_digest(level) != document["digest"]:
-        raise Bad("DigestMismatch", "level file")
+    return level
+
+
+def check_level_digest(
+    level: Mapping[str, LevelTensor], files: list[LevelFile], document: Mapping[str, Any] | None
+) -> None:
+    """The digest that a document states for the content of some files (§9.1)."""
+    told = all(file.document is not None and "tensors" in file.document for file in files)
+    if told and document and document.get("digest", "") not in ("", level_digest(level)):
+        raise Bad("DigestMismatch", "level")
+
+
+def load_level(raw: bytes) -> dict[str, LevelTensor]:
+    """The dense tensors of a level file, whatever its layout, or of a plain checkpoint."""
+    file = open_level(raw)
+    level = decode_level(file)
+    check_level_digest(level, [file], file.document)
     return level
 
 
 Need = Callable[[bool, str], None]
 
 
-def check_level_document(document: Mapping[str, Any], need: Need) -> None:
-    """The `elsa_level` document by itself (§9.1)."""
-    layout = document.get("layout")
-    need(layout in ("dense", "bitmask", "csr"), "layout")
+def check_level_fields(document: Mapping[str, Any], need: Need) -> None:
+    """What a level document says about the level (§9.1)."""
+    need(document.get("layout") in ("dense", "bitmask", "csr"), "layout")
     need(is_integer(document.get("level")) and 1 <= document["level"] <= 255, "level")
     need(isinstance(document.get("name"), str) and document["name"] != "", "name")
     if "digest" in document:
         digest = document["digest"]
         need(isinstance(digest, str), "digest")
         need(re.fullmatch("sha256:[0-9a-f]{64}", digest) is not None, "digest")
-    need(layout == "dense" or "tensors" in document, "tensors")
+
+
+def check_level_tensors(document: Mapping[str, Any], need: Need) -> None:
+    """What a level document says about the nested tensors (§9.1)."""
     tensors = document.get("tensors", {})
     need(isinstance(tensors, dict), "tensors")
     for name, entry in tensors.items():
@@ -749,49 +858,97 @@ def decode_csr(
 # --- Shards (§10) --------------------------------------------------------------------------------
 
 
-def open_index(path: Path) -> list[Elsa]:
-    """The shards of a network, in the order of their numbers, checked against the index."""
+MAX_INDEX = 100_000_000
+
+
+def read_index(path: Path) -> tuple[dict[str, str], dict[str, Any]]:
+    """The map and the metadata of an index whose shards are there (§10.1)."""
+    raw = path.read_bytes()
+    if len(raw) > MAX_INDEX:
+        raise Bad("InvalidIndex", f"{len(raw)} bytes")
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = raw.decode("utf-8")
     except UnicodeDecodeError:
         raise Bad("InvalidJson", "the index is not UTF-8") from None
     document = parse_document(text)
-    weight_map = document.get("weight_map")
+    weight_map, metadata = document.get("weight_map"), document.get("metadata", {})
     if not isinstance(weight_map, dict) or not weight_map:
         raise Bad("InvalidIndex", "weight_map")
     if not all(isinstance(name, str) for name in weight_map.values()):
         raise Bad("InvalidIndex", "weight_map")
-    metadata = document.get("metadata", {})
-    total_size = metadata.get("total_size", 0) if isinstance(metadata, dict) else None
-    if not is_integer(total_size):
+    if not isinstance(metadata, dict):
         raise Bad("InvalidIndex", "metadata")
-    files = sorted(set(weight_map.values()))
+    files = set(weight_map.values())
     for name in files:
         if name in ("", ".", "..") or any(c in name for c in "/\\\0"):
             raise Bad("UnsafePath", name)
-        folders = (path.parent.resolve(), path.resolve().parent)
-        if (path.parent / name).resolve().parent not in folders:
+    folders = {os.path.dirname(os.path.realpath(p)) for p in (path.parent / "x", path)}
+    for name in files:
+        if os.path.dirname(os.path.realpath(path.parent / name)) not in folders:
             raise Bad("UnsafePath", name)
     for name in files:
-        if not (path.parent / name).is_file():
+        if not os.path.isfile(path.parent / name):
             raise Bad("InvalidIndex", f"{name} is missing")
-    parts = {name: open_elsa((path.parent / name).read_bytes()) for name in files}
-    for name, part in parts.items():
+    return weight_map, metadata
+
+
+def read_shards(path: Path, weight_map: Mapping[str, str]) -> dict[str, bytes]:
+    """The shards by file name, in the order of the names."""
+    names = sorted(set(weight_map.values()), key=str.encode)
+    return {name: (path.parent / name).read_bytes() for name in names}
+
+
+def check_map(weight_map: Mapping[str, str], containers: Mapping[str, Container]) -> None:
+    """The map against what the shards hold."""
+    for name, container in containers.items():
         listed = {tensor for tensor, shard in weight_map.items() if shard == name}
-        if listed != set(part.container.tensors):
+        if listed != set(container.tensors):
             raise Bad("InvalidIndex", f"tensors of {name}")
+
+
+def check_total_size(metadata: Mapping[str, Any], containers: Mapping[str, Container]) -> None:
+    """The total size, if the index gives one."""
+    size = sum(t.end - t.begin for c in containers.values() for t in c.tensors.values())
+    found = metadata.get("total_size", size)
+    if not is_integer(found) or found != size:
+        raise Bad("InvalidIndex", f"total_size {found}, expected {size}")
+
+
+LEVEL_FIELDS: dict[str, Any] = {
+    "name": None,
+    "nonzero": None,
+    "target": None,
+    "pattern": None,
+    "digest": None,
+    "metrics": {},
+}
+
+
+def level_table(profile: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The levels as far as this version knows them, defaults filled in."""
+    return [
+        {key: level.get(key, default) for key, default in LEVEL_FIELDS.items()}
+        for level in profile["levels"]
+    ]
+
+
+def open_index(path: Path, open_shard: Callable[[bytes], Elsa] = open_elsa) -> list[Elsa]:
+    """The shards of a network, in the order of their numbers, checked against the index."""
+    weight_map, metadata = read_index(path)
+    parts = {name: open_shard(raw) for name, raw in read_shards(path, weight_map).items()}
+    containers = {name: part.container for name, part in parts.items()}
+    check_map(weight_map, containers)
     found = [part.profile.get("shard", {"number": 0, "of": 0}) for part in parts.values()]
     numbers = sorted((shard["number"], shard["of"]) for shard in found)
-    if numbers != [(i, len(files)) for i in range(1, len(files) + 1)]:
+    if numbers != [(i, len(parts)) for i in range(1, len(parts) + 1)]:
         raise Bad("InvalidIndex", f"shard numbers {numbers}")
     ordered = sorted(parts.values(), key=lambda part: int(part.profile["shard"]["number"]))
     for part in ordered:
-        for key in ("bits", "levels"):
-            if part.profile[key] != ordered[0].profile[key]:
-                raise Bad("InvalidIndex", f"{key} differ between shards")
-    size = sum(t.end - t.begin for part in ordered for t in part.container.tensors.values())
-    if isinstance(metadata, dict) and "total_size" in metadata and total_size != size:
-        raise Bad("InvalidIndex", f"total_size {total_size}, found {size}")
+        if part.profile["bits"] != ordered[0].profile["bits"]:
+            raise Bad("InvalidIndex", "bits differ between shards")
+        if level_table(part.profile) != level_table(ordered[0].profile):
+            raise Bad("InvalidIndex", "levels differ between shards")
+    check_total_size(metadata, containers)
     for t, level in enumerate(ordered[0].profile["levels"]):
         kept = sum(counts[t] for part in ordered for counts in part.profile["nested"].values())
         if kept != level["nonzero"]:
@@ -799,10 +956,60 @@ def open_index(path: Path) -> list[Elsa]:
     return ordered
 
 
+def joined_metadata(containers: list[Container]) -> dict[str, str]:
+    """The metadata of a network in shards, its documents aside: the first to have a key has it."""
+    joined: dict[str, str] = {}
+    for container in containers:
+        joined = container.metadata | joined
+    return {key: value for key, value in joined.items() if key not in ("elsa", "elsa_level")}
+
+
 def validate_index(path: Path) -> list[Elsa]:
     """Everything a Validator checks in a sharded network."""
     parts = open_index(path)
-    for part in parts:
-        check_data(part)
+    check_data(parts)
     check_digests(parts)
     return parts
+
+
+def open_level_index(path: Path) -> tuple[list[LevelFile], dict[str, Any] | None]:
+    """The shards of a level or of a plain checkpoint, and what the index says of the whole."""
+    weight_map, metadata = read_index(path)
+    files = {name: open_level(raw) for name, raw in read_shards(path, weight_map).items()}
+    containers = {name: file.container for name, file in files.items()}
+    whole = metadata.get("elsa_level")
+    documents = [file.document for file in files.values()]
+
+    def need(condition: bool, message: str) -> None:
+        if not condition:
+            raise Bad("InvalidIndex", message)
+
+    check_map(weight_map, containers)
+    if "elsa_level" in metadata:
+        need(isinstance(whole, dict), "elsa_level")
+        check_versions(metadata["elsa_level"], "InvalidIndex")
+        check_level_fields(metadata["elsa_level"], need)
+    if whole is None and not any(documents):
+        return list(files.values()), None
+    need(all(documents), "a shard without a level document")
+    first = whole or documents[0] or {}
+    for document in documents:
+        for key in ("level", "name", "layout"):
+            need((document or {}).get(key) == first[key], f"{key} differs")
+    names = [name for file in files.values() for name in file.names]
+    need(len(names) == len(set(names)), "a tensor in two shards")
+    check_total_size(metadata, containers)
+    return list(files.values()), whole
+
+
+def load_level_index(path: Path) -> dict[str, LevelTensor]:
+    """The dense tensors of a level, or of a plain checkpoint, in shards."""
+    files, whole = open_level_index(path)
+    level: dict[str, LevelTensor] = {}
+    for file in files:
+        level |= decode_level(file)
+    for file in files:
+        own = {name: level[name] for name in file.names}
+        check_level_digest(own, [file], file.document)
+    check_level_digest(level, files, whole)
+    return level

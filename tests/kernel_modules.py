@@ -14,12 +14,16 @@ HAVE_COMPILER = any(shutil.which(name) for name in ("cc", "gcc", "clang"))
 
 
 def _load_native() -> ModuleType | None:
-    path = os.environ.get("ELSA_TEST_NATIVE")  # another build: sanitizers, or without AVX2
-    if path is None:
-        try:
-            return importlib.import_module("elsa_format._native")
-        except ImportError:
-            return None
+    if path := os.environ.get("ELSA_TEST_NATIVE"):  # another build: sanitizers, or without AVX2
+        return load_build(path)
+    try:
+        return importlib.import_module("elsa_format._native")
+    except ImportError:
+        return None
+
+
+def load_build(path: str) -> ModuleType:
+    """A build of the C module that is not the installed one."""
     spec = importlib.util.spec_from_file_location("elsa_format._native", path)
     assert spec is not None
     assert spec.loader is not None

@@ -7,12 +7,14 @@ from typing import Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
+from elsa_format import __version__
+from elsa_format._kernels import kernels
 from elsa_format._storage import is_url
 
 F = TypeVar("F", bound=Callable[..., Any])
 SETTINGS = {"help_option_names": ["-h", "--help"]}
 
-VERSION = click.version_option(package_name="elsa-format")
+VERSION = click.version_option(__version__, message=f"%(prog)s %(version)s (kernels: {kernels()})")
 QUIET = click.option("-q", "--quiet", is_flag=True, help="No progress, no summary.")
 JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 FORCE = click.option("-f", "--force", is_flag=True, help="Replace what exists.")

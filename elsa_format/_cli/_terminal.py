@@ -8,13 +8,16 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import IO, Any, ParamSpec, TextIO
 
 import click
 
+from elsa_format import __version__
 from elsa_format._cli._options import UNITS
 from elsa_format._errors import ElsaError
 from elsa_format._index import is_index
+from elsa_format._kernels import NATIVE
 from elsa_format._output import descriptor, open_output
 from elsa_format._start import wait_if_ending
 
@@ -33,6 +36,8 @@ def reports_errors(function: Callable[P, None]) -> Callable[P, None]:
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
             function(*args, **kwargs)
+            if not kwargs.get("quiet"):
+                _mention_numpy()
         except click.ClickException as error:
             wait_if_ending()
             try:
@@ -126,6 +131,25 @@ def escape(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def _mention_numpy() -> None:
+    """Say that the C module is missing: on a terminal, once to each user about each version."""
+    chosen = NATIVE or os.environ.get("ELSA_PURE_PYTHON") == "1"
+    if chosen or sys.stderr is None or not sys.stderr.isatty():
+        return
+    try:
+        given = os.environ.get("XDG_CACHE_HOME", "")
+        cache = Path(given if os.path.isabs(given) else Path.home() / ".cache", "elsa")
+        cache.mkdir(parents=True, exist_ok=True)
+        (cache / f"numpy-{__version__}").touch(exist_ok=False)
+    except (OSError, RuntimeError):  # said before, or no home that would remember it
+        return
+    say(
+        "note: numpy does the work of the C module, which was not built (no compiler?): the same "
+        "bits, but slower. This is said once; elsa --version shows which kernels run.",
+        err=True,
+    )
 
 
 def _give_up(stream: Any) -> None:

@@ -68,6 +68,8 @@ def command(
     if sum(wishes) != 1:
         raise click.UsageError("Give one of --level, --sparsity and --max-size.")
     check_shards(target, options["max_shard_size"])
+    if options["keep_levels"] and (options["layout"] != "dense" or options["max_size"] is not None):
+        raise click.UsageError("--keep-levels goes with --layout dense, and not with --max-size.")
     with progress("extracting", quiet=quiet) as shown:
         level = extract(
             standard_input() if source == "-" else source,
@@ -77,10 +79,13 @@ def command(
             **options,
         )
     size = None if target == "-" else written_size(target)
-    shown_size = "" if size is None else f", {show_size(size)}"
+    kept = options["keep_levels"]
+    summary = f"{target}: levels 1 to {level}" if kept else f"{target}: level {level}"
+    summary += "" if size is None else f", {show_size(size)}"
+    summary += "" if kept else f" as {options['layout']}"
     report(
         {"level": level, "layout": options["layout"], "size": size},
-        f"{target}: level {level}{shown_size} as {options['layout']}" if target != "-" else "",
+        summary if target != "-" else "",
         target,
         as_json=as_json,
         quiet=quiet,

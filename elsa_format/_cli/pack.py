@@ -57,8 +57,15 @@ from elsa_format._shard_output import written_size
     "--counters",
     metavar="FILE",
     type=click.Path(dir_okay=False),
-    help="The paper's N: integers under the same names; t = frozen at step t, 0 or T+1 = dense "
-    "only.",
+    help="The paper's N: integers under the same names; t = frozen at step t, 0 = dense only.",
+)
+@click.option(
+    "--levels",
+    "level_count",
+    metavar="N",
+    type=click.IntRange(1, 255),
+    help="With --counters: how many levels there are; N+1 is then dense only, too.  "
+    "[default: the largest counter]",
 )
 @click.option("--names", metavar="LIST", help="Names of the levels: small,medium,large.")
 @click.option("--include", metavar="GLOB", multiple=True, help="Nest only tensors that match.")
@@ -110,10 +117,12 @@ def command(
     elsa-pack dense.safetensors --sparsities 1:8,1:4,2:4 --exclude 'head*' -o net.safetensors
     elsa-pack dense.safetensors --level s95.safetensors --level s90.safetensors \\
         --per-level '*running*' -o net.safetensors
-    elsa-pack dense.safetensors --counters N.npz -o net.safetensors
+    elsa-pack dense.safetensors --counters N.npz --levels 3 -o net.safetensors
     """
     if sum(map(bool, (sparsities, levels, counters))) != 1:
         raise click.UsageError("Give one of --sparsities, --level and --counters.")
+    if options["level_count"] is not None and not counters:
+        raise click.UsageError("--levels goes with --counters.")
     if options["per_level"] and not levels:
         raise click.UsageError("--per-level takes tensors from --level checkpoints.")
     if template is not None and target == "-":
@@ -123,7 +132,7 @@ def command(
         packed = pack(
             dense,
             standard_output() if target == "-" else target,
-            sparsities=sparsities.split(",") if sparsities else None,
+            sparsities=sparsities,
             levels=levels or None,
             counters=counters,
             names=names.split(",") if names else None,

@@ -90,6 +90,8 @@ void elsa_fill_tables(void)
 #define JOIN_(a, b, c) a##_##b##_##c
 #define JOIN(a, b, c) JOIN_(a, b, c)
 #define NAME(x) JOIN(x, WIDTH, ISA)
+#define QUOTE_(x) #x
+#define QUOTE(x) QUOTE_(x)
 
 #define ISA plain
 #define TARGET

@@ -35,6 +35,7 @@ typedef struct {
 typedef enum { ELSA_CSR_OK, ELSA_CSR_INDPTR, ELSA_CSR_COLUMN, ELSA_CSR_ORDER } elsa_csr_error;
 
 typedef struct {
+    const char *isa; /* the instruction set that they need */
     size_t (*mask)(const void *src, void *dst, size_t n, unsigned bits, unsigned level);
     void (*count)(const void *src, size_t n, unsigned bits, elsa_i64 *out);
     size_t (*compact)(const void *src, size_t n, unsigned bits, unsigned level, uint8_t *bitmask,

@@ -489,7 +489,7 @@ TARGET static inline bool NAME(any_begins)(const WORD *src, size_t n, unsigned a
     WORD any = 0;
     for (size_t row = 0; row < rows; row++)
         for (size_t i = 0; i < n; i++)
-            any |= ((src[i] & ABSOLUTE) >> above) == prefixes[row] ? (WORD)1 : (WORD)0;
+            any |= (WORD)(((src[i] & ABSOLUTE) >> above) == prefixes[row] ? 1 : 0);
     return any != 0;
 }
 
@@ -622,6 +622,7 @@ TARGET static void NAME(assign)(const void *source, size_t n, const elsa_u64 *th
 }
 
 static const elsa_kernels NAME(kernels) = {
+    QUOTE(ISA),
     NAME(mask),  NAME(count),           NAME(compact), NAME(csr),       NAME(expand), NAME(expand_csr),
     NAME(embed), NAME(find_unpackable), NAME(nest),    NAME(histogram), NAME(assign),
 };

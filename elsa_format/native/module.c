@@ -523,13 +523,14 @@ static PyMethodDef methods[] = {
     METHOD(nest),   METHOD(histogram),  METHOD(assign), {NULL, NULL, 0, NULL},
 };
 
-static int execute(PyObject *Py_UNUSED(module))
+static int execute(PyObject *module)
 {
     elsa_fill_tables();
-    return 0;
+    return PyModule_AddStringConstant(module, "ISA", elsa_kernels_for(2)->isa);
 }
 
-static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)execute}, {0, NULL}};
+/* By way of an integer: ISO C turns no function into a void *. */
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)(uintptr_t)execute}, {0, NULL}};
 
 static struct PyModuleDef definition = {
     .m_base = PyModuleDef_HEAD_INIT,

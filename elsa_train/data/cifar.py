@@ -1,13 +1,16 @@
 """CIFAR-10 and CIFAR-100 in their binary version: the .tar.gz archive, or its files in a folder."""
 
+import gzip
+import lzma
 import tarfile
+import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from elsa_train._errors import BadData
+from elsa_train._errors import BadData, MissingData
 from elsa_train.data.protocol import ArrayData
 
 PIXELS = 3 * 32 * 32
@@ -15,6 +18,7 @@ FILES = {
     10: ([f"data_batch_{i}.bin" for i in range(1, 6)], ["test_batch.bin"]),
     100: (["train.bin"], ["test.bin"]),
 }
+LARGEST_FILE = 50_000 * (2 + PIXELS)
 ARCHIVE = {10: "cifar-10-binary.tar.gz", 100: "cifar-100-binary.tar.gz"}
 MEAN = {10: (125.3, 123.0, 113.9), 100: (129.3, 124.1, 112.4)}
 STD = {10: (63.0, 62.1, 66.7), 100: (68.2, 65.4, 70.4)}
@@ -62,12 +66,14 @@ def _contents(path: Path, names: list[str], archive: str) -> dict[str, bytes]:
                 for member in tar:
                     name = Path(member.name).name
                     if name in names and (entry := tar.extractfile(member)):
+                        if member.size > LARGEST_FILE:
+                            raise BadData(f"{path}: {name}: {member.size} bytes are too many")
                         found[name] = entry.read()
-        except tarfile.TarError as error:
+        except (tarfile.TarError, EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
             raise BadData(f"{path}: {error}") from None
     missing = [name for name in names if name not in found]
     if missing:
-        raise BadData(
+        raise MissingData(
             f"{path}: {missing[0]} is missing; expected {archive} (the binary version) or its files"
         )
     return found

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from elsa_train._errors import BadData
+from elsa_train._errors import BadData, MissingData
 from elsa_train.data.protocol import Split
 
 SUFFIXES = {".jpeg", ".jpg", ".png"}
@@ -31,9 +31,9 @@ class ImageFolder:
                 "test": _list(root / "val", classes),
             }
         except FileNotFoundError as error:
-            raise BadData(f"{error.filename}: no such folder") from None
+            raise MissingData(f"{error.filename}: no such folder") from None
         if not self._files["train"] or not self._files["test"]:
-            raise BadData(f"{root}: train/ or val/ holds no images")
+            raise MissingData(f"{root}: train/ or val/ holds no images")
         self.num_classes = len(classes)
         self._image_size = image_size
         self._pool = ThreadPoolExecutor(max_workers=os.cpu_count())
@@ -70,12 +70,12 @@ def _list(folder: Path, classes: list[str]) -> list[tuple[Path, int]]:
 
 
 def _decode(path: Path, size: int, rng: np.random.Generator | None) -> NDArray[np.uint8]:
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     try:
         with Image.open(path) as image:
             rgb = image.convert("RGB")
-    except (OSError, UnidentifiedImageError) as error:
+    except Exception as error:  # each of its decoders has errors of its own
         raise BadData(f"{path}: {error}") from None
     box = center_crop(*rgb.size) if rng is None else random_crop(*rgb.size, rng)
     return np.asarray(rgb.resize((size, size), Image.Resampling.BICUBIC, box=box))

@@ -1,10 +1,15 @@
-"""What the trainer asks of a data set."""
+"""What the trainer asks of a data set, and the check that it gets it."""
 
+import math
+import traceback
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from elsa_train._errors import BadData, TrainError
 
 Split = Literal["train", "test"]
 
@@ -76,3 +81,81 @@ class ArrayData:
 
     def _arrays(self, split: Split) -> tuple[NDArray[Any], NDArray[np.int32]]:
         return self.train if split == "train" else self.test
+
+
+def check_data(name: str, data: Any) -> Data:
+    """Refuse what is no `Data`, by asking it everything once, before training starts."""
+    lacking = [
+        member
+        for member in ("num_classes", "mean", "std", "size", "shape", "batch")
+        if not hasattr(data, member)
+    ]
+    if lacking:
+        what = f"{type(data).__name__} has no {lacking[0]!r}"
+        raise BadData(f"dataset {name!r}: {what}; expected an elsa_train.data.Data")
+    try:
+        shape, mean, std = tuple(data.shape()), tuple(data.mean), tuple(data.std)
+        sizes = {split: data.size(split) for split in ("train", "test")}
+        channels = shape[-1] if shape else 0
+        wrong = {
+            f"num_classes is {data.num_classes!r}": not _is_count(data.num_classes),
+            f"shape() is {shape}, expected height, width, channels": len(shape) != 3
+            or not all(map(_is_count, shape)),
+            **{f"size({split!r}) is {n!r}": not _is_count(n) for split, n in sizes.items()},
+            f"mean {mean} and std {std} are not a finite number for each channel": not (
+                len(mean) == len(std) == channels and all(map(math.isfinite, (*mean, *std)))
+            ),
+            f"std is {std}, expected above 0": not all(deviation > 0 for deviation in std),
+        }
+    except TrainError:
+        raise
+    except Exception as error:
+        raise BadData(f"dataset {name!r}: {blaming(error)}") from None
+    for problem, found in wrong.items():
+        if found:
+            raise BadData(f"dataset {name!r}: {problem}")
+    for split in ("train", "test"):
+        take_batch(data, split, np.zeros(1, np.int64), 0)
+    checked: Data = data
+    return checked
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and bool(value > 0) and value is not True
+
+
+def take_batch(
+    data: Data, split: Split, indices: NDArray[np.int64], seed: int
+) -> tuple[NDArray[Any], NDArray[np.int32]]:
+    """Return a batch, refusing one that breaks the protocol."""
+    try:
+        images, labels = data.batch(split, indices, seed)
+        images, labels = np.asarray(images), np.asarray(labels)
+    except (TrainError, OSError):
+        raise
+    except Exception as error:
+        raise BadData(f"{split} images of {type(data).__name__}: {blaming(error)}") from None
+    expected = (len(indices), *data.shape())
+    if images.shape != expected or images.dtype.kind not in "uif":
+        raise BadData(
+            f"{split} images are {images.dtype} {list(images.shape)}, expected numbers "
+            f"{list(expected)}"
+        )
+    if labels.shape != (len(indices),) or labels.dtype.kind not in "ui":
+        raise BadData(
+            f"{split} labels are {labels.dtype} {list(labels.shape)}, expected integers "
+            f"[{len(indices)}]"
+        )
+    if labels.size and not 0 <= labels.min() <= labels.max() < data.num_classes:
+        raise BadData(
+            f"{split} labels from {labels.min()} to {labels.max()}, expected 0 to "
+            f"{data.num_classes - 1}"
+        )
+    return images, labels.astype(np.int32, copy=False)
+
+
+def blaming(error: Exception) -> str:
+    """Say in one line what an error in somebody's data set is, and where."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{where}"

@@ -1,6 +1,8 @@
 """Build small files byte by byte: headers, profiles, weights."""
 
+import copy
 import json
+import math
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,12 +29,12 @@ class Entry:
 
 
 def dump(value: Any) -> str:
-    """JSON as §3.5 asks for, except that keys stay in their order."""
+    """Compact JSON with keys in their order, and numbers as they are given: 2.0 is not 2."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def dump_sorted(value: Any) -> str:
-    """JSON as §3.5 asks for."""
+    """Compact JSON with sorted keys, and numbers as they are given."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
 
 
@@ -55,13 +57,17 @@ def place(entries: Sequence[Entry]) -> dict[str, Any]:
     return document
 
 
-def container(entries: Sequence[Entry], metadata: dict[str, str], *, pad: bool = False) -> bytes:
-    """A safetensors file with the tensors in the given order."""
+def container(entries: Sequence[Entry], metadata: dict[str, str], room: int = 0) -> bytes:
+    """A safetensors file with the tensors in the given order, its header padded to some size."""
     document: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))}
-    header = dump(document | place(entries)).encode()
-    if pad:
-        header += b" " * (-(8 + len(header)) % ALIGNMENT)
-    return frame(header, b"".join(entry.data for entry in entries))
+    header = plain.write_json(document | place(entries), sort=False).encode()
+    return frame(header.ljust(room), b"".join(entry.data for entry in entries))
+
+
+def padded(entries: Sequence[Entry], metadata: dict[str, str]) -> int:
+    """The smallest N that holds the header and has its data at a multiple of 256."""
+    size = int.from_bytes(container(entries, metadata)[:8], "little")
+    return size + -(8 + size) % ALIGNMENT
 
 
 def sign_header(raw: bytes) -> bytes:
@@ -72,16 +78,29 @@ def sign_header(raw: bytes) -> bytes:
     return raw[:8] + header.replace(ZEROS.encode(), b"xxh3:" + digits.encode()) + raw[8 + length :]
 
 
+def written_elsa_file(
+    entries: Sequence[Entry], profile: Profile, metadata: dict[str, str] | None = None
+) -> bytes:
+    """The ELSA file that every Writer has to make of this (§3.5)."""
+    longest = copy.deepcopy(profile)
+    sizes = {entry.name: math.prod(entry.shape) for entry in entries}
+    most = sum(sizes[name] for name in profile["nested"])
+    for level in longest["levels"]:
+        level["nonzero"] = 2**53 - 1 if "shard" in profile else most
+    for name, counts in longest["nested"].items():
+        longest["nested"][name] = [sizes[name]] * len(counts)
+    texts = [{**(metadata or {}), "elsa": plain.write_json(p)} for p in (longest, profile)]
+    return sign_header(container(entries, texts[1], padded(entries, texts[0])))
+
+
 def elsa_file(
     entries: Sequence[Entry],
     profile: Profile | str,
     metadata: dict[str, str] | None = None,
-    *,
-    pad: bool = False,
 ) -> bytes:
     """An ELSA file with the given profile, or text in place of one."""
     text = profile if isinstance(profile, str) else dump_sorted(profile)
-    return sign_header(container(entries, {**(metadata or {}), "elsa": text}, pad=pad))
+    return sign_header(container(entries, {**(metadata or {}), "elsa": text}))
 
 
 def arrange(entries: Sequence[Entry]) -> list[Entry]:
@@ -129,9 +148,7 @@ def describe(
         for t, level in enumerate(profile["levels"], 1):
             level["digest"] = plain.level_digest(plain.extract(elsa, t))
     if checksums:
-        profile["checksums"] = {
-            entry.name: "xxh3:" + xxhash.xxh3_64_hexdigest(entry.data) for entry in entries
-        }
+        profile["checksums"] = {entry.name: plain.checksum(entry.data) for entry in entries}
     if header:
         profile["header"] = ZEROS
     return profile

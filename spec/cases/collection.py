@@ -10,56 +10,67 @@ from spec import plain_elsa as plain
 # Cases that differ little from one that is committed: made by --extended only, for the tests.
 EXTENDED = {
     "valid": """
-        all_or_none level_dense_listed nothing_nested partial_checksums shared_non_finite
-        variant_names""",
+        all_or_none level_dense_dtypes level_version_1_3 nothing_nested partial_checksums
+        shared_non_finite variant_names version_1_00""",
+    "level_shards": """
+        csr csr-00001-of-00002 csr-00002-of-00002 dense dense-00001-of-00002
+        dense-00002-of-00002 own own-00001-of-00002 own-00002-of-00002 unlisted
+        unlisted-00001-of-00002 unlisted-00002-of-00002""",
     "Truncated": "data_cut header_cut header_cut_late level_csr no_header",
     "TrailingData": "newline second_file",
     "HeaderTooLarge": "length_18446744073709551615 length_9223372036854775808",
     "InvalidJson": """
-        bad_escape comment control_character exponent far_too_deep infinity leading_space
-        leading_zero length_0 length_1 many_digits negative overlong_utf8 profile_array
-        profile_below_2_53 profile_byte_order_mark profile_infinite profile_lone_surrogate
-        profile_many_digits profile_null profile_too_deep profile_twice single_quotes
-        surrogate_utf8 swapped_surrogates trailing_comma trailing_nul two_objects utf16""",
+        bad_escape beyond_utf8 comment control_character exponent far_too_deep infinity
+        leading_space leading_zero length_0 length_1 level_above_2_53 many_digits negative
+        overlong_utf8 profile_array profile_below_2_53 profile_byte_order_mark profile_infinite
+        profile_lone_surrogate profile_many_digits profile_null profile_too_deep profile_twice
+        single_quotes surrogate_utf8 swapped_surrogates trailing_comma trailing_nul two_objects
+        utf16""",
     "DuplicateKey": "entry level metadata profile_level",
     "InvalidHeader": """
         before_overflow dtype_null metadata_array metadata_null metadata_number metadata_string
-        no_data_offsets
-        no_shape offset_false one_offset shape_number shape_string three_offsets""",
+        no_data_offsets no_shape offset_false one_offset shape_number shape_string
+        three_offsets""",
     "UnknownDtype": "empty lower_case torch",
     "InvalidOffsets": """
-        hole_at_start overflow_after_zero overflow_bits overflow_signed same_range scalar_empty
-        too_long""",
+        hole_at_start largest_integer overflow_after_zero overflow_bits overflow_signed
+        same_range scalar_empty too_long""",
     "InvalidProfile": """
         bits_null bits_string bits_zero checksum_bare checksum_short checksums_array
         counts_float counts_long counts_negative counts_true dense_array dense_metrics
-        header_null header_short level_digest_short level_digest_unknown level_empty_name
-        level_metrics_array level_metrics_string level_metrics_true level_name_number
-        level_no_name level_nonzero_float level_nonzero_negative level_nonzero_true
-        level_pattern_words level_pattern_zero level_string level_target_low level_target_null
-        level_target_string levels_empty levels_object nested_array nested_number no_bits
-        no_nested per_level_number per_level_object per_level_utf16 requires_number
-        requires_string shard_above shard_half shard_incomplete shard_null version_digits
-        version_long version_number version_short version_sign""",
+        header_null header_short level_digest_newline level_digest_short level_digest_unknown
+        level_empty_name level_metrics_array level_metrics_string level_metrics_true
+        level_name_number level_no_name level_nonzero_float level_nonzero_negative
+        level_nonzero_true level_pattern_newline level_pattern_words level_pattern_zero
+        level_string level_target_low level_target_null level_target_string levels_empty
+        levels_object nested_array nested_number no_bits no_nested per_level_number
+        per_level_object per_level_utf16 requires_number requires_string shard_above shard_half
+        shard_incomplete shard_null version_digits version_long version_number version_short
+        version_sign""",
     "UnsupportedVersion": "0_9 10_0 level",
-    "UnsupportedFeature": "first level",
+    "UnsupportedFeature": "first level level-00001-of-00002 level-00002-of-00002 level_index",
     "ProfileMismatch": """
-        checksum_missing first nested_bool nested_c64 nested_f8_e4m3 nested_u8 per_level_missing
-        reserved_part variant_above variant_dtype variant_of_shared variants_missing""",
+        checksum_missing first nested_bool nested_c64 nested_f8_e4m3 nested_metadata nested_u8
+        per_level_missing reserved_part variant_above variant_dtype variant_of_shared
+        variants_missing""",
     "CountMismatch": "no_checksum nonzero_low",
     "ChecksumMismatch": "header_digits header_padding nested shared",
     "NonFinite": "f16_inf f32_inf f64_inf kept minus_inf",
     "CounterOutOfRange": "denormal",
-    "DigestMismatch": "level_csr model-00001-of-00002 shards variants zeros",
+    "DigestMismatch": "level_csr level_shard model-00001-of-00002 shards variants zeros",
     "InvalidLayout": """
         bitmask_dtype bitmask_long bitmask_missing bitmask_short dense_part dense_shape
-        digest_short dtype_integer index_mixed index_negative index_order index_unsigned
-        index_wide indices_missing indices_short indptr_end indptr_long indptr_negative
-        layout_missing name_missing other_part popcount_low shape_large shape_large_csr
-        shape_negative shape_overflow values_dtype values_missing values_shape version_missing""",
+        digest_short digest_upper_case dtype_integer index_mixed index_negative index_order
+        index_unsigned index_wide indices_missing indices_short indptr_end indptr_long
+        indptr_negative layout_missing level-00001-of-00002 level_shard_elsa level_shard_zero
+        name_missing other_part popcount_low profile_beside shape_large shape_large_csr
+        shape_negative shape_overflow shape_overflow_zero value_zero_csr values_dtype
+        values_missing values_shape version_missing""",
     "InvalidIndex": """
-        empty_map lost_shard lost_variant map_array map_number metadata no_weight_map
-        other_number same_number total_size wrong_shard""",
+        empty_map first level_index_layout level_index_name level_index_number
+        level_index_string level_index_upper_case level_shard_layout level_shard_name
+        level_total_size lost_shard lost_variant map_array map_number metadata metadata_null
+        no_shard no_weight_map other_number same_number total_size total_size_float wrong_shard""",
     "UnsafePath": "backslash directory dots empty hidden_parent nul",
     "NotElsa": "no_tensors",
 }
@@ -93,8 +104,12 @@ class Collection:
         description: str,
         *,
         some: Sequence[int] = (),
+        written: bool = False,
     ) -> None:
-        """A valid ELSA file; `some` limits the levels whose digests are listed."""
+        """A valid ELSA file; `some` limits the levels whose digests are listed.
+
+        `written` says that these are the bytes that every Writer has to give.
+        """
         elsa = plain.validate(raw)
         levels = list(some) or range(1, elsa.levels + 1)
         shard = "shard" in elsa.profile
@@ -108,6 +123,7 @@ class Collection:
             counts=elsa.profile["nested"],
             # A shard's profile states the digests of the whole network: see its index.
             digests=None if shard else digests_of([elsa], levels),
+            written=written or None,
             requirements=ids(requirements),
             description=description,
         )
@@ -124,7 +140,7 @@ class Collection:
         schema: bool = False,
     ) -> None:
         """An invalid file; `schema` says that the JSON Schema has to reject its document."""
-        suffix = ".safetensors.index.json" if kind == "index" else ".safetensors"
+        suffix = ".safetensors.index.json" if kind.endswith("index") else ".safetensors"
         self.add(
             f"invalid/{error}/{case}{suffix}",
             raw,
@@ -160,11 +176,11 @@ def error_of(action: Callable[[], object]) -> str | None:
 
 def checked_by(error: str, raw: bytes, kind: str) -> str:
     """Who sees the error: any Reader on opening, or only who reads the data."""
-    if kind == "index":
+    if kind.endswith("index"):
         return "reader"  # confirmed in check_indexes, once the shards are on disk
     if kind == "level":
-        found = error_of(lambda: plain.load_level(raw))
-        opened = found if found not in ("InvalidLayout", "DigestMismatch") else None
+        opened = error_of(lambda: plain.open_level(raw))
+        found = opened or error_of(lambda: plain.load_level(raw))
     else:
         opened = error_of(lambda: plain.open_elsa(raw))
         found = opened or error_of(lambda: plain.validate(raw))

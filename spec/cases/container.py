@@ -88,6 +88,7 @@ def add_json(out: Collection) -> None:
     edit("InvalidJson", "bad_escape", b'"shape"', b'"\\shape"', "17", "an escape JSON lacks")
     edit("InvalidJson", "not_utf8", b'"w":', b'"\xff":', "14", "the byte ff in a name")
     edit("InvalidJson", "overlong_utf8", b'"w":', b'"\xc1\xb7":', "14", "w in two bytes")
+    edit("InvalidJson", "beyond_utf8", b'"w":', b'"\xf4\x90\x80\x80":', "14", "above U+10FFFF")
     edit("InvalidJson", "surrogate_utf8", b'"w":', b'"\xed\xa0\x80":', "14", "a surrogate in UTF-8")
     edit("InvalidJson", "lone_surrogate", b'"w":', b'"\\ud800":', "18", "half a surrogate pair")
     text = "two surrogates in the wrong order"
@@ -241,6 +242,10 @@ def add_offsets(out: Collection) -> None:
     case("overflow_before_zero", "an overflow that a zero hides", "25", w=w, b=hidden)
     hidden = ("F32", [0, 2**40, 2**40], [16, 16])
     case("overflow_after_zero", "an overflow behind a zero", "25", w=w, b=hidden)
+    limit = ("U8", [2**60, 0], [16, 16])
+    case("above_2_60", "2^63 bits but for a zero; one less is valid", "25", w=w, b=limit)
+    largest = ("U8", [2**63 - 1, 0], [16, 16])
+    case("largest_integer", "2^63 - 1 is an integer, 2^63 is not", "20 25", w=w, b=largest)
     text = "comes before Truncated: the offsets reach beyond the file and leave a hole"
     case("beyond_file", text, "27 79", w=w, b=("F32", [1000], [1000, 5000]))
 

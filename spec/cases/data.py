@@ -54,6 +54,9 @@ def add_cases(out: Collection) -> None:
     out.invalid("ChecksumMismatch", "header", raw, "2 63", text)
     raw = elsa_file(entries, profile | {"header": "xxh3:0123456789abcdef"})
     out.invalid("ChecksumMismatch", "header_digits", raw, "63", "a wrong header checksum")
+    overlapping = elsa_file(entries, profile | {"header": "xxh3:" + "7" * 16}, {"x": "7" * 47})
+    text = "digits that overlap themselves in the header; see checksums.json too"
+    out.invalid("ChecksumMismatch", "header_overlap", overlapping, "63", text)
     raw = signed.replace(b'\\"bits\\":2', b'\\"bits\\":9')
     text = "a changed header comes before the profile error it brings"
     out.invalid("ChecksumMismatch", "header_first", raw, "63 79", text)

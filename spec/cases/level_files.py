@@ -9,13 +9,13 @@ from spec import plain_elsa as plain
 from spec.cases.build import (
     Entry,
     Profile,
-    arrange,
     container,
     describe,
     dump_sorted,
     elsa_file,
     floats,
     pack_words,
+    padded,
     weights,
 )
 from spec.cases.collection import Collection, ids
@@ -28,7 +28,8 @@ def level_parts(
     elsa = plain.validate(raw)
     tensors = plain.extract(elsa, level)
     entries: list[Entry] = []
-    for name, tensor in tensors.items():
+    for name in stored_order(elsa, level):
+        tensor = tensors[name]
         if not tensor.nested or layout == "dense":
             entries.append(Entry(name, tensor.dtype, tensor.shape, tensor.data))
             continue
@@ -56,29 +57,52 @@ def level_parts(
         "layout": layout,
         "digest": plain.level_digest(tensors),
     }
+    document["tensors"] = {
+        name: {"dtype": tensor.dtype, "shape": tensor.shape}
+        for name, tensor in tensors.items()
+        if tensor.nested
+    }
     if layout != "dense":
-        document["tensors"] = {
-            name: {"dtype": tensor.dtype, "shape": tensor.shape}
-            for name, tensor in tensors.items()
-            if tensor.nested
-        }
+        entries.sort(key=lambda entry: -plain.WIDTH[entry.dtype])
     return entries, document
 
 
-def level_file(entries: Sequence[Entry], document: Profile, *, pad: bool = False) -> bytes:
+def stored_order(elsa: plain.Elsa, level: int) -> list[str]:
+    """The tensors of a level in the order of the stored ones that they are taken from (§9.1)."""
+    places = elsa.container.tensors
+    varying = elsa.profile.get("per_level", [])
+    stored = {
+        name: places[plain.variant(name, level) if name in varying else name]
+        for name in plain.extract(elsa, level)
+    }
+    return sorted(stored, key=lambda name: (stored[name].begin, stored[name].end))
+
+
+def level_file(entries: Sequence[Entry], document: Profile) -> bytes:
     """A level file of these tensors."""
-    return container(arrange(entries), {"elsa_level": dump_sorted(document)}, pad=pad)
+    return container(entries, {"elsa_level": dump_sorted(document)})
+
+
+def written_level_file(
+    entries: Sequence[Entry], document: Profile, metadata: dict[str, str] | None = None
+) -> bytes:
+    """The level file that every Writer has to make of this (§3.5, §9.1)."""
+    texts = {**(metadata or {}), "elsa_level": plain.write_json(document)}
+    return container(entries, texts, padded(entries, texts))
 
 
 def make_level(raw: bytes, level: int, layout: str) -> bytes:
-    """A level file of an ELSA file."""
-    return level_file(*level_parts(raw, level, layout))
+    """The level file of an ELSA file that every Writer has to make."""
+    metadata = plain.joined_metadata([plain.read_container(raw)])
+    return written_level_file(*level_parts(raw, level, layout), metadata)
 
 
 def add_cases(out: Collection) -> None:
     """Level files in every layout, and broken ones."""
 
-    def valid(case: str, raw: bytes, source: str, requirement: str, text: str) -> None:
+    def valid(
+        case: str, raw: bytes, source: str, requirement: str, text: str, *, written: bool = True
+    ) -> None:
         level = plain.load_level(raw)
         document = json.loads(plain.read_container(raw).metadata["elsa_level"])
         expected = plain.extract(plain.validate(out.files[source]), document["level"])
@@ -93,26 +117,38 @@ def add_cases(out: Collection) -> None:
             level=document["level"],
             layout=document["layout"],
             digests={str(document["level"]): plain.level_digest(expected)},
+            written=written or None,
             requirements=ids(requirement),
             description=text,
         )
 
     source = "valid/per_level.safetensors"
     shapes = "valid/shapes.safetensors"
-    own = {"dense": "66", "bitmask": "67 69 70", "csr": "67 71 72 73"}
+    own = {"dense": "66", "bitmask": "67 69 70", "csr": "67 71 72 73 93"}
     for layout, requirement in own.items():
         raw = make_level(out.files[source], 2, layout)
         text = f"level 2 of per_level in the {layout} layout"
-        valid(f"level_{layout}", raw, source, f"64 65 68 {requirement}", text)
+        valid(f"level_{layout}", raw, source, f"64 65 68 84 94 {requirement}", text)
         if layout != "dense":
             raw = make_level(out.files[shapes], 2, layout)
             text = f"every shape in the {layout} layout"
             valid(f"level_{layout}_shapes", raw, shapes, f"68 {requirement}", text)
+        raw = make_level(out.files["valid/tau_2.safetensors"], 2, layout)
+        text = f"F64, F32, F16 and BF16 in the {layout} layout"
+        valid(f"level_{layout}_dtypes", raw, "valid/tau_2.safetensors", requirement, text)
+    names = "valid/names.safetensors"
+    text = "names that mean something to programming languages, in a level file"
+    valid("level_names", make_level(out.files[names], 2, "bitmask"), names, "82 91", text)
     entries, document = level_parts(out.files[source], 1, "dense")
-    document["tensors"] = level_parts(out.files[source], 1, "csr")[1]["tensors"]
-    text = "the dense layout with its nested tensors listed, a later minor version, unknown keys"
     document |= {"version": "1.3", "future": [{}]}
-    valid("level_dense_listed", level_file(entries, document), source, "45 47 65 66 68", text)
+    text = "a later minor version, unknown keys"
+    raw = level_file(entries, document)
+    valid("level_version_1_3", raw, source, "45 47 65", text, written=False)
+    document |= {"tensors": ..., "digest": "sha256:" + "0" * 64}
+    document = {key: value for key, value in document.items() if value is not ...}
+    text = "the dense layout without its nested tensors listed: no digest can be compared"
+    raw = level_file(entries[::-1], document)
+    valid("level_dense_unlisted", raw, source, "66 68", text, written=False)
     network_entries = [weights("w", "F32", [3, 5], 2, 2, seed=5), floats("b", [1.0])]
     network = elsa_file(network_entries, describe(network_entries, 2, ["a", "b"], ["w"]))
 
@@ -191,6 +227,14 @@ def add_cases(out: Collection) -> None:
         parts["bitmask"].data = (whole - lowest | 1 << 15).to_bytes(2, "little")
 
     broken("unused_bit", "bitmask", "70", text, unused)
+    for layout in ("bitmask", "csr"):
+        text = f"a kept word that is zero, in the {layout} layout; no digest"
+
+        def zero(parts: dict[str, Entry], document: Profile) -> None:
+            put("values", 0, 0)(parts, document)
+            document["digest"] = ...
+
+        broken(f"value_zero_{layout}", layout, "92", text, zero)
     broken("bitmask_long", "bitmask", "69", "a byte too many", resize("bitmask", 1))
     broken("bitmask_short", "bitmask", "69", "a byte too few", resize("bitmask", -1))
     broken("bitmask_dtype", "bitmask", "69", "a bitmask of dtype I8", retype("bitmask", "I8"))
@@ -244,13 +288,24 @@ def add_cases(out: Collection) -> None:
     broken("level_zero", "dense", "65", "level 0", write(level=0), schema=True)
     broken("name_missing", "dense", "65", "no name", write(name=...), schema=True)
     broken("digest_short", "dense", "65", "a short digest", write(digest="sha256:0"), schema=True)
+    upper = write(digest="sha256:" + "A" * 64)
+    broken("digest_upper_case", "csr", "65 88", "a digest in upper case", upper, schema=True)
     broken("version_missing", "dense", "65", "no version", write(version=...), schema=True)
     entry = {"w": {"dtype": "I32", "shape": [3, 5]}}
     broken("dtype_integer", "csr", "67", "an integer dtype", write(tensors=entry), schema=True)
     entry = {"w": {"dtype": "F32", "shape": [3, -5]}}
     broken("shape_negative", "csr", "65", "a negative dimension", write(tensors=entry), schema=True)
     huge = {"w": {"dtype": "F32", "shape": [2**40, 2**40]}}
-    broken("shape_overflow", "bitmask", "25 65", "a shape that overflows", write(tensors=huge))
+    broken("shape_overflow", "bitmask", "91", "a shape that overflows", write(tensors=huge))
+    huge = {"w": {"dtype": "F32", "shape": [2**40, 0, 2**40]}}
+    text = "a shape that overflows but for a zero"
+    broken("shape_overflow_zero", "bitmask", "91", text, write(tensors=huge))
+    text = "a reserved name in tensors"
+    entry = {"__elsa__.1.w": {"dtype": "F32", "shape": [0]}}
+    broken("tensors_reserved", "bitmask", "91", text, write(tensors=entry), schema=True)
+    text = "seen as a matrix of all dimensions but the last × the last"
+    entry = {"w": {"dtype": "F32", "shape": [1, 3, 5]}}
+    broken("matrix", "csr", "71 93", text, write(tensors=entry))
     huge = {"w": {"dtype": "F32", "shape": [2**40]}}
     broken("shape_large", "bitmask", "69", "4 TiB declared, 2 bytes given", write(tensors=huge))
     huge = {"w": {"dtype": "F32", "shape": [1, 2**40]}}
@@ -282,5 +337,14 @@ def add_cases(out: Collection) -> None:
         out.invalid("Truncated", f"level_{layout}", raw[:-1], "12", text, kind="level")
     entries, document = level_parts(network, 2, "bitmask")
     text = dump_sorted(document).replace('"level":2', '"level":2,"level":2')
-    raw = container(arrange(entries), {"elsa_level": text})
+    raw = container(entries, {"elsa_level": text})
     out.invalid("DuplicateKey", "level", raw, "16", "level twice in a level document", kind="level")
+    text = dump_sorted(document).replace("[3,5]", f"[3,5,{2**53}]")
+    raw = container(entries, {"elsa_level": text})
+    text = "a dimension of 2^53 in a level document"
+    out.invalid("InvalidJson", "level_above_2_53", raw, "21 91", text, kind="level")
+    text = "an ELSA file is no level file; comes before Truncated"
+    out.invalid("InvalidLayout", "elsa_file", network[:-1], "79 90", text, kind="level")
+    raw = container(entries, {"elsa": "{}", "elsa_level": "{}"})
+    text = "a level document beside a profile; comes before what is wrong with either"
+    out.invalid("InvalidLayout", "profile_beside", raw, "79 90", text, kind="level", schema=True)

@@ -75,8 +75,12 @@ def add_profiles(out: Collection) -> None:
     level("target_null", "target is null", target=None)
     level("pattern_words", "a pattern that is not N:M", pattern="2 of 4")
     level("pattern_zero", "a pattern with 0", pattern="0:4")
+    level("pattern_newline", "a newline after a pattern", False, pattern="2:4\n")
+    level("digest_newline", "a newline after a digest", False, digest=f"sha256:{'0' * 64}\n")
     level("digest_short", "a digest of 63 digits", digest="sha256:" + "0" * 63)
-    level("digest_upper_case", "a digest in upper case", digest="sha256:" + "A" * 64)
+    upper = copy.deepcopy(profile["levels"])
+    upper[1]["digest"] = "sha256:" + "A" * 64
+    bad("level_digest_upper_case", "48 88", "a digest in upper case", levels=upper)
     level("digest_unknown", "a digest by another hash", digest="md5:" + "0" * 32)
     level("metrics_array", "metrics is an array", metrics=[0.5])
     level("metrics_string", "a metric is a string", metrics={"accuracy": "0.5"})
@@ -114,8 +118,11 @@ def add_profiles(out: Collection) -> None:
         ("upper_case", "xxh3:" + "A" * 16),
     ):
         text = "a malformed checksum"
-        bad(f"checksum_{name}", "48", text, checksums={"w": value})
+        requirement = "88" if name == "upper_case" else "48"
+        bad(f"checksum_{name}", requirement, text, checksums={"w": value})
     bad("header_short", "48 63", "a malformed header checksum", header="xxh3:00")
+    text = "a header checksum in upper case"
+    bad("header_upper_case", "63 88", text, header="xxh3:" + "A" * 16)
     for case_name, number, schema in (("zero", 0, True), ("half", 0.5, True), ("above", 3, False)):
         text = f"shard {number} of 2"
         bad(f"shard_{case_name}", "48", text, schema, shard={"number": number, "of": 2})
@@ -126,6 +133,8 @@ def add_profiles(out: Collection) -> None:
     case("UnsupportedVersion", "2_0", "45", "version 2.0", True, version="2.0")
     case("UnsupportedVersion", "0_9", "45", "version 0.9", True, version="0.9")
     case("UnsupportedVersion", "10_0", "45", "version 10.0", True, version="10.0")
+    text = "versions are compared as text: 01 is not 1"
+    case("UnsupportedVersion", "01_0", "45", text, True, version="01.0")
     text = "comes before all that this version would find wrong"
     case(
         "UnsupportedVersion", "first", "45 79", text, True, version="2.0", bits="x", requires=["y"]
@@ -186,6 +195,12 @@ def add_mismatches(out: Collection) -> None:
     other = Entry(plain.variant("m", 2), "I32", [1], bytes(4))
     text = "a variant of another dtype"
     case("variant_dtype", "56", text, [mean, variants[0], other], per_level=["m"])
+    wide = [Entry("m", "F32", [2**53 + 1, 0], b"")]
+    wide += [Entry(plain.variant("m", t), "F32", [2**53, 0], b"") for t in (1, 2)]
+    text = "a variant's dimension is 2^53, the tensor's 2^53 + 1"
+    case("variant_above_2_53", "20 56", text, wide, per_level=["m"])
+    text = "a nested tensor called __metadata__, which no tensor is"
+    case("nested_metadata", "22 52", text, [], nested=nested | {"__metadata__": [0, 0]})
     other = floats("__elsa__.02.m", [1.0])
     text = "a variant's number with a leading zero"
     case("variant_zero", "56", text, [mean, variants[0], other], per_level=["m"])

@@ -4,8 +4,6 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
-import xxhash
-
 from spec import plain_elsa as plain
 from spec.cases.build import (
     Entry,
@@ -17,6 +15,7 @@ from spec.cases.build import (
     floats,
     pack_words,
     weights,
+    written_elsa_file,
 )
 from spec.cases.collection import Collection, digests_of, ids
 
@@ -58,28 +57,70 @@ def make_index(shards: Sequence[tuple[list[Entry], Profile]]) -> Profile:
     return {"metadata": {"total_size": total}, "weight_map": weight_map}
 
 
+def add_valid(out: Collection) -> None:
+    """Networks in shards."""
+
+    def network(
+        folder: str,
+        files: dict[str, bytes],
+        index: Profile,
+        requirement: str,
+        text: str,
+        **more: Any,
+    ) -> None:
+        for name, raw in files.items():
+            stem = f"{folder}/{name.removesuffix('.safetensors')}"
+            out.valid(stem, raw, "55 75", "a shard; nonzero is of the whole network", **more)
+        parts = sorted(
+            map(plain.validate, files.values()), key=lambda e: e.profile["shard"]["number"]
+        )
+        out.add(
+            f"valid/{folder}/model.safetensors.index.json",
+            plain.write_json(index).encode(),
+            kind="index",
+            verdict="valid",
+            bits=2,
+            levels=2,
+            counts={k: v for part in parts for k, v in part.profile["nested"].items()},
+            digests=digests_of(parts, [1, 2]),
+            metadata=plain.joined_metadata([part.container for part in parts]),
+            requirements=ids(requirement),
+            description=text,
+            **more,
+        )
+
+    shards = make_shards()
+    files = {shard_name(i): written_elsa_file(*shard) for i, shard in enumerate(shards, 1)}
+    text = "a network in two shards"
+    network("sharded", files, make_index(shards), "30 74 75 76 84 95 98", text, written=True)
+
+    first, second = make_shards()
+    for level in first[1]["levels"]:
+        level |= {"target": 1, "metrics": {"accuracy": 0.5, "loss": 2}}
+    for level in second[1]["levels"]:
+        level |= {"target": 1.0, "metrics": {"loss": 2.0, "accuracy": 0.5}, "future": [1]}
+    first[1]["dense"] = {"metrics": {"accuracy": 1}}
+    second[1].update({"version": "1.4", "dense": {"metrics": {"accuracy": 0}}, "future": {}})
+    files = {
+        "b.safetensors": elsa_file(*first, {"format": "pt", "by": "the first"}),
+        "a.safetensors": elsa_file(*second, {"format": "np", "by": "the second", "more": "yes"}),
+    }
+    index = make_index([first, second])
+    index["weight_map"] = {
+        name: "b.safetensors" if file == shard_name(1) else "a.safetensors"
+        for name, file in index["weight_map"].items()
+    }
+    index |= {"metadata": {"elsa_level": "means nothing here", "future": None}, "future": {}}
+    text = "shards that say the same in other words, and differ where they may"
+    network("shards_differ", files, index, "75 95 96 97", text)
+
+
 def add_cases(out: Collection) -> None:
-    """A sharded network, and broken indexes."""
+    """Networks in shards, and broken indexes."""
+    add_valid(out)
     shards = make_shards()
     files = {shard_name(i): elsa_file(*shard) for i, shard in enumerate(shards, 1)}
-    for name, raw in files.items():
-        stem = f"sharded/{name.removesuffix('.safetensors')}"
-        out.valid(stem, raw, "55 75", "a shard; nonzero is of the whole network")
-    parts = [plain.validate(raw) for raw in files.values()]
     index = make_index(shards)
-    out.add(
-        "valid/sharded/model.safetensors.index.json",
-        dump_sorted(index).encode(),
-        kind="index",
-        verdict="valid",
-        bits=2,
-        levels=2,
-        counts={k: v for part in parts for k, v in part.profile["nested"].items()},
-        digests=digests_of(parts, [1, 2]),
-        requirements=ids("74 75 76"),
-        description="a network in two shards",
-    )
-
     for error, name in (
         ("InvalidIndex", shard_name(1)),
         ("InvalidIndex", shard_name(2)),
@@ -117,12 +158,18 @@ def add_cases(out: Collection) -> None:
     case(
         "lost_shard", "74 75", text, weight_map={k: v for k, v in weight_map.items() if v == first}
     )
+    total = index["metadata"]["total_size"]
     case("total_size", "74", "a wrong total size", metadata={"total_size": 1})
-    case("metadata", "74", "metadata is an array", metadata=[])
-    case("no_weight_map", "74", "no weight_map", weight_map=...)
-    case("empty_map", "74", "an empty weight_map", weight_map={})
-    case("map_array", "74", "weight_map is an array", weight_map=[first])
-    case("map_number", "74", "a file name is a number", weight_map=weight_map | {"c": 2})
+    text = "a total size with a fraction"
+    case("total_size_float", "21 74", text, metadata={"total_size": float(total)})
+    case("metadata", "95", "metadata is an array", metadata=[])
+    case("metadata_null", "95", "metadata is null", metadata=None)
+    case("no_weight_map", "95", "no weight_map", weight_map=...)
+    case("empty_map", "95", "an empty weight_map", weight_map={})
+    case("map_array", "95", "weight_map is an array", weight_map=[first])
+    case("map_number", "95", "a file name is a number", weight_map=weight_map | {"c": 2})
+    text = "comes before UnsafePath: metadata is an array"
+    case("first", "79 95", text, metadata=[], weight_map=weight_map | {"c": "../x"})
 
     def other(
         name: str, requirement: str, text: str, number: int, shard: bytes, error: str = ""
@@ -149,6 +196,14 @@ def add_cases(out: Collection) -> None:
     other("same_number", "75", "two shards have number 1", 2, numbered)
     counted = elsa_file(*make_shards(shard={"number": 2, "of": 3})[1])
     other("other_number", "75", "a shard counts three shards", 2, counted)
+    again = make_shards()[1]
+    again[0].append(Entry("mean", "F32", [1], bytes(4)))
+    again[1]["checksums"]["mean"] = plain.checksum(bytes(4))
+    other("stored_twice", "74", "a tensor in two shards", 2, elsa_file(*again))
+    entries, profile = make_shards()[1]
+    del profile["shard"]
+    profile["levels"] = describe(entries, 2, ["a", "b"], ["b"])["levels"]
+    other("no_shard", "75", "a file that is no shard", 2, elsa_file(entries, profile))
 
     entries, profile = shards[1]
     changed = copy.deepcopy(profile)
@@ -159,12 +214,12 @@ def add_cases(out: Collection) -> None:
     at = next(i for i, word in enumerate(words) if plain.counter(word, 2) == 1)
     words[at] += 1  # frozen at step 2, no longer at step 1
     moved = [Entry("b", "BF16", [7], pack_words("BF16", words)), entries[1]]
-    changed["checksums"]["b"] = "xxh3:" + xxhash.xxh3_64_hexdigest(moved[0].data)
+    changed["checksums"]["b"] = plain.checksum(moved[0].data)
     text = "the shards together keep one weight less than nonzero says"
     other("shards", "55 76", text, 2, elsa_file(moved, changed), "CountMismatch")
     changed = copy.deepcopy(profile)
     altered = [entries[0], Entry("c", "U8", [3], b"abd")]
-    changed["checksums"]["c"] = "xxh3:" + xxhash.xxh3_64_hexdigest(b"abd")
+    changed["checksums"]["c"] = plain.checksum(b"abd")
     text = "every shard is valid, the network has another digest"
     other("shards", "76", text, 2, elsa_file(altered, changed), "DigestMismatch")
 
@@ -182,5 +237,8 @@ def add_cases(out: Collection) -> None:
         case(name, "77", text, "UnsafePath", weight_map=weight_map | {"c": path})
     raw = dump_sorted(index).encode()
     out.invalid("InvalidJson", "index", raw[:-1], "17", "an index without its last }", kind="index")
+    text = "an index that begins with a byte order mark"
+    mark = b"\xef\xbb\xbf" + raw
+    out.invalid("InvalidJson", "index_byte_order_mark", mark, "14", text, kind="index")
     raw = raw.replace(b'"c":', b'"b":')
     out.invalid("DuplicateKey", "index", raw, "16", "a tensor twice in the index", kind="index")

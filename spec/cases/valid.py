@@ -2,9 +2,8 @@
 
 import copy
 import json
+import re
 from typing import Any
-
-import xxhash
 
 from spec import plain_elsa as plain
 from spec.cases.build import (
@@ -13,6 +12,7 @@ from spec.cases.build import (
     Profile,
     arrange,
     describe,
+    dump_sorted,
     elsa_file,
     embedded,
     floats,
@@ -20,7 +20,9 @@ from spec.cases.build import (
     pack_words,
     place,
     weights,
+    written_elsa_file,
 )
+from spec.cases.checksums import numbered
 from spec.cases.collection import Collection
 
 
@@ -28,12 +30,13 @@ def example() -> bytes:
     """The file that §13 prints."""
     pairs = [(1.5, 1), (-0.75, 2), (0.1, 0), (0.25, 2), (-3.0, 1), (-0.01, 0)]
     entries = [embedded("w", [2, 3], 2, pairs)]
-    return elsa_file(entries, describe(entries, 2, ["67%", "33%"], ["w"]), pad=True)
+    return written_elsa_file(entries, describe(entries, 2, ["67%", "33%"], ["w"]))
 
 
 def add_counters(out: Collection) -> None:
     """Every dtype, τ and number of levels."""
-    out.valid("example", example(), "1 9 13 28 29 30 34 43 58 63", "the file printed in the spec")
+    text = "the file printed in the spec"
+    out.valid("example", example(), "1 9 13 28 29 30 34 43 58 63 84", text, written=True)
     for tau in range(1, 9):
         levels = min(2**tau - 1, 3)
         entries = [
@@ -97,15 +100,45 @@ def add_values(out: Collection) -> None:
     text = "Inf and NaN in a shared tensor are no concern of the format"
     out.valid("shared_non_finite", elsa_file(entries, profile), "42 57", text)
 
+    wide: list[tuple[str, list[int]]]
+    wide = [
+        ("F32", [2**53, 0]),
+        ("F32", [2**53 + 1, 0]),
+        ("U8", [2**60 - 1, 0]),
+        ("I8", [0, 2**53]),
+    ]
+    entries = [Entry(f"{dtype} {shape}", dtype, shape, b"") for dtype, shape in wide]
+    names = ["mean", *(plain.variant("mean", t) for t in (1, 2))]
+    entries += [Entry(name, "F64", [0, 2**53 + 1], b"") for name in names]
+    entries.append(weights("w", "F32", [3], 2, 2))
+    profile = describe(entries, 2, ["a", "b"], ["w"], ["mean"])
+    text = "dimensions above 2^53, some of which differ by one, and one just below the limit"
+    out.valid("above_2_53", elsa_file(entries, profile), "20 25 56 58", text)
+
 
 def add_tensors(out: Collection) -> None:
     """Per-level and shared tensors, and names."""
     out.valid(
         "per_level",
-        elsa_file(*per_level_network(), {"format": "pt"}, pad=True),
-        "28 29 30 56 57 58 61",
+        written_elsa_file(*per_level_network(), {"format": "pt"}),
+        "28 29 30 56 57 58 61 84",
         "batch-norm statistics with a variant for each level, of several dtypes",
+        written=True,
     )
+
+    entries = [floats("none", []), *(floats(plain.variant("m", t), [float(t)]) for t in (1, 2))]
+    entries += [weights("w", "F32", [4], 2, 2), floats("m", [0.0]), floats("e", [], [2, 0])]
+    entries += [floats(plain.variant("e", t), [], [2, 0]) for t in (1, 2)]
+    profile = describe(entries, 2, ["a", "b"], ["w"], ["e", "m"])
+    text = "empty tensors anywhere: variants behind plain tensors, a plain one before variants"
+    out.valid("empty_variants", elsa_file(entries, profile), "27 56", text)
+
+    lengths = (0, 2, 3, 6, 8, 12, 16, 17, 128, 129, 240, 241, 1025)
+    entries = [Entry(f"{n} bytes", "U8", [n], numbered(n)) for n in lengths]
+    entries.append(weights("w", "F32", [4], 2, 2))
+    profile = describe(entries, 2, ["a", "b"], ["w"])
+    text = "a checksum for every length that XXH3 treats in its own way"
+    out.valid("checksum_lengths", elsa_file(entries, profile), "61 89", text)
 
     for case, whole in (("shared_dtypes", True), ("sub_byte", False)):
         entries = [weights("w", "F32", [4], 2, 2)]
@@ -135,6 +168,18 @@ def add_tensors(out: Collection) -> None:
     profile = describe(arrange(entries), 2, ["a", "b"], ["w"], ["1.x", "x"])
     text = "a per-level tensor whose own name looks like a variant's: __elsa__.1.1.x"
     out.valid("variant_names", elsa_file(arrange(entries), profile), "54 56 57", text)
+
+    nested, per_level = ["toString", "10", "__proto__", ""], ["9", "__elsa__", "constructor"]
+    entries = [weights(name, "F32", [3], 2, 2, seed=i) for i, name in enumerate(nested)]
+    for i, name in enumerate(per_level):
+        entries.append(floats(name, [float(i)]))
+        entries += [floats(plain.variant(name, t), [i + t / 4]) for t in (1, 2)]
+    entries += [floats("hasOwnProperty", [1.0]), floats("length", [])]
+    profile = describe(arrange(entries), 2, ["10", "__proto__"], nested, per_level)
+    profile["levels"][0]["metrics"] = {"10": 1, "9": 2, "__proto__": 3}
+    raw = written_elsa_file(arrange(entries), profile, {"__proto__": "10", "10": "9", "": ""})
+    text = "names that mean something to programming languages, and none"
+    out.valid("names", raw, "22 82 84 85", text, written=True)
 
 
 def per_level_network() -> tuple[list[Entry], Profile]:
@@ -174,6 +219,17 @@ def add_documents(out: Collection) -> None:
 
     newer = copy.deepcopy(required) | {"version": "1.7", "future": {"bits": 3}}
     out.valid("version_1_7", elsa_file(entries, newer), "45 47", "a later minor version")
+    padded = copy.deepcopy(required) | {"version": "1.00"}
+    out.valid("version_1_00", elsa_file(entries, padded), "45", "a minor version of two zeros")
+
+    odd = dump_sorted(required | {"levels": [{"name": "a", "nonzero": 0}, {"name": "b"}]})
+    metrics = '"metrics":{"a":-0,"b":1e-400,"c":1E+5,"d":10e-1,"e":-0.0,"f":0.1e1}'
+    odd = odd.replace('"nonzero":0', f'"nonzero":-0,"target":-0.0,{metrics}')
+    odd = odd.replace('"name":"b"', '"name":"b","nonzero":3,"target":1.00000000000000000001')
+    late = [embedded("w", [4], 2, [(1.5, 2), (-0.75, 2), (0.1, 0), (2.0, 2)])]
+    odd = re.sub(r'"w":\[[0-9,]*\]', '"w":[-0,3]', odd)
+    text = "-0 is the integer 0; numbers that underflow, or are 1 only as doubles"
+    out.valid("numbers", elsa_file(late, odd), "21 48 83", text)
 
     deep: Any = "bottom"
     for _ in range(plain.MAX_DEPTH - 1):
@@ -186,13 +242,17 @@ def add_documents(out: Collection) -> None:
 
     partly = copy.deepcopy(required)
     bias = floats("b", [1.0])
-    partly["checksums"] = {"b": "xxh3:" + xxhash.xxh3_64_hexdigest(bias.data)}
+    partly["checksums"] = {"b": plain.checksum(bias.data)}
     text = "a checksum for one tensor only"
     out.valid("partial_checksums", elsa_file([*entries, bias], partly), "61", text)
 
     copied = copy.deepcopy(required) | {"header": ZEROS}
     text = "the header checksum's digits stand in the header twice; both count as zeros"
     out.valid("header_digits_twice", elsa_file(entries, copied, {"copy": ZEROS}), "63", text)
+
+    beside = {"elsa_level": "not a level document"}
+    text = "metadata called elsa_level means nothing in an ELSA file"
+    out.valid("level_document", elsa_file(entries, required, beside), "90", text)
 
     # Everything §3.5 asks of Writers, broken: order, padding, whitespace, escapes, alignment.
     narrow = Entry("b", "U8", [3], b"\1\2\3")
@@ -203,7 +263,27 @@ def add_documents(out: Collection) -> None:
     document["__metadata__"] = {"elsa": "\n" + json.dumps(loose, indent=1) + "\t"}
     header = json.dumps(document, indent=1).replace('"w"', '"\\u0077"').encode() + b"   "
     raw = frame(header, b"".join(entry.data for entry in entries))
-    out.valid("loose", raw, "16 27 28 29 30 32", "breaks every rule for Writers and is valid")
+    text = "breaks every rule for Writers and is valid"
+    out.valid("loose", raw, "15 16 27 28 29 30 32 84 85 87", text)
+
+
+def add_written(out: Collection) -> None:
+    """Every form that numbers, strings and optional fields are written in."""
+    some = [(0.5, 1), (-0.75, 2), *((0.125, 0),) * 9, (2.0, 2)]
+    entries = [embedded("w\x7f", [3, 4], 2, some), weights("\u2028\n\x1f", "BF16", [3], 2, 2)]
+    profile = describe(entries, 2, ['"a"\\', "b\tc"], [entry.name for entry in entries])
+    numbers = {plain.write_number(x): x for x in (1.0, 0.93, -1e-6, 1.5e-7, 2.0**53, 1e21, -0.0)}
+    profile["levels"][0] |= {"target": 1.0, "metrics": numbers}
+    profile["levels"][1] |= {"target": 0.00001, "pattern": "2:4"}
+    profile["dense"] = {"metrics": {"\uff5e": 1e20, "🦙": 1e-7, "é": 100.0}}
+    # The room that the largest counts would take is what makes the header 256 bytes longer.
+    for length in range(256):
+        raw = written_elsa_file(entries, profile, {"pad": "x" * length})
+        header = raw[8 : 8 + int.from_bytes(raw[:8], "little")]
+        if len(header) - len(header.rstrip(b" ")) >= 256:
+            break
+    text = "every form of numbers and strings, and room for the largest counts"
+    out.valid("written", raw, "30 84 85 86 87", text, written=True)
 
 
 def add_cases(out: Collection) -> None:
@@ -212,3 +292,4 @@ def add_cases(out: Collection) -> None:
     add_values(out)
     add_tensors(out)
     add_documents(out)
+    add_written(out)

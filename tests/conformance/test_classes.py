@@ -1,5 +1,6 @@
 """What the specification asks of programs rather than of files."""
 
+import io
 import json
 import os
 import struct
@@ -10,17 +11,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from vector_files import COMMITTED, ROOT, metadata, stored_tensors
+from safetensors.numpy import save_file
+from vector_files import COMMITTED, ROOT, Vector, each, metadata, stored_tensors
 
 import elsa_format
 
 NETWORK = COMMITTED / "valid" / "per_level.safetensors"
 
 
-def rewrite(path: Path) -> None:
-    """Write the network of the vector `per_level` anew."""
-    with elsa_format.open(NETWORK) as file:
-        levels = [elsa_format.LevelSpec(level.name) for level in file.levels]
+def rewrite(path: Path, source: Path = NETWORK) -> None:
+    """Write the network of a vector anew."""
+    with elsa_format.open(source) as file:
+        levels = [
+            elsa_format.LevelSpec(level.name, level.target, level.pattern, level.metrics)
+            for level in file.levels
+        ]
         loaded = [file.load(t) for t in range(1, len(levels) + 1)]
         elsa_format.write(
             path,
@@ -30,16 +35,64 @@ def rewrite(path: Path) -> None:
             nested=file.nested,
             per_level={name: [level[name] for level in loaded] for name in file.per_level},
             metadata=dict(file.metadata),
+            dense_metrics=file.profile.dense_metrics,
         )
 
 
-def test_writer_gives_the_vector(tmp_path: Path) -> None:
-    """Two implementations write the same bytes (ELSA-R-028 to ELSA-R-031)."""
-    rewrite(tmp_path / "first.safetensors")
-    rewrite(tmp_path / "second.safetensors")
+def written(vector: Vector) -> bool:
+    """Whether these are the bytes that every Writer has to give."""
+    return "written" in vector
+
+
+@each("valid", "elsa", lambda vector: written(vector) and "digests" in vector)
+def test_writer_gives_the_vector(vector: Vector, tmp_path: Path) -> None:
+    """Two implementations write the same bytes (ELSA-R-028 to ELSA-R-031, ELSA-R-084 to -087)."""
+    rewrite(tmp_path / "first.safetensors", vector.path)
+    rewrite(tmp_path / "second.safetensors", vector.path)
     first = (tmp_path / "first.safetensors").read_bytes()
     assert first == (tmp_path / "second.safetensors").read_bytes()
-    assert first == NETWORK.read_bytes()
+    assert first == vector.path.read_bytes()
+
+
+@each("valid", "index", written)
+def test_writer_gives_the_shards(vector: Vector, tmp_path: Path) -> None:
+    """ELSA-R-084 and ELSA-R-098 in shards."""
+    document = json.loads(vector.path.read_text(encoding="utf-8"))
+    with elsa_format.open(vector.path) as file:
+        dense, levels = file.load("dense"), [file.load(t) for t in (1, 2)]
+        names, nested, varying = [level.name for level in file.levels], file.nested, file.per_level
+    plain = tmp_path / "plain.safetensors.index.json"
+    homes = {name: f"{document['weight_map'][name]}.plain" for name in dense}
+    plain.write_text(json.dumps({"weight_map": homes}))
+    for home in set(homes.values()):
+        save_file({n: a for n, a in dense.items() if homes[n] == home}, tmp_path / home)
+    target = tmp_path / vector.path.name
+    elsa_format.pack(plain, target, levels=levels, names=names, include=nested, per_level=varying)
+    for file_name in {vector.path.name, *document["weight_map"].values()}:
+        assert (tmp_path / file_name).read_bytes() == (vector.path.parent / file_name).read_bytes()
+
+
+@each("valid", "level", lambda vector: written(vector) and "source" in vector)
+def test_extractor_gives_the_vector(vector: Vector, tmp_path: Path) -> None:
+    """ELSA-R-094 and ELSA-R-084 to ELSA-R-087, from a file and from a pipe."""
+    source, target = vector.beside(vector["source"]).path, tmp_path / "level.safetensors"
+    options: Any = {"level": vector["level"], "layout": vector["layout"]}
+    elsa_format.extract(source, target, **options)
+    assert target.read_bytes() == vector.path.read_bytes()
+    piped = io.BytesIO()
+    elsa_format.extract(io.BytesIO(source.read_bytes()), piped, **options)
+    assert piped.getvalue() == vector.path.read_bytes()
+
+
+@each("valid", "level_index", written)
+def test_extractor_gives_the_shards(vector: Vector, tmp_path: Path) -> None:
+    """ELSA-R-098 to ELSA-R-102."""
+    source, target = vector.beside(vector["source"]).path, tmp_path / vector.path.name
+    elsa_format.extract(source, target, level=vector["level"], layout=vector["layout"])
+    files = set(json.loads(target.read_text(encoding="utf-8"))["weight_map"].values())
+    assert len(files) == 2
+    for file in {target.name, *files}:
+        assert (tmp_path / file).read_bytes() == (vector.path.parent / file).read_bytes()
 
 
 def test_writer_aligns_and_orders(tmp_path: Path) -> None:
@@ -105,6 +158,46 @@ print(peak() - idle)
         check=True,
     )
     assert int(result.stdout) <= (64 << 20) + 32 * len(header)
+
+
+def empty_network(path: Path, shape: list[int]) -> None:
+    """A file whose one nested tensor has no elements."""
+    profile = {
+        "version": "1.0",
+        "bits": 2,
+        "levels": [{"name": "a", "nonzero": 0}],
+        "nested": {"w": [0]},
+    }
+    entry = {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}
+    header = json.dumps({"__metadata__": {"elsa": json.dumps(profile)}, "w": entry}).encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header)
+
+
+@pytest.mark.parametrize("layout", ["dense", "bitmask", "csr"])
+def test_level_file_cannot_state_every_dimension(layout: Any, tmp_path: Path) -> None:
+    """ELSA-R-091."""
+    source = tmp_path / "net.safetensors"
+    empty_network(source, [0, 2**53 - 1])
+    elsa_format.extract(source, tmp_path / "level", level=1, layout=layout)
+    assert elsa_format.load_level(tmp_path / "level")["w"].shape == (0, 2**53 - 1)
+    empty_network(source, [0, 2**53])
+    elsa_format.verify(source)
+    assert elsa_format.open(source).size(1, layout) > 0
+    with pytest.raises(elsa_format.UnsupportedFeature, match="9007199254740992"):
+        elsa_format.extract(source, tmp_path / "more", level=1, layout=layout)
+    assert not (tmp_path / "more").exists()
+
+
+def test_limits_of_the_implementation(tmp_path: Path) -> None:
+    """ELSA-R-081: numpy has 64 dimensions; who needs no array is not concerned."""
+    source = tmp_path / "net.safetensors"
+    empty_network(source, [0] * 65)
+    elsa_format.verify(source)
+    elsa_format.extract(source, tmp_path / "level", level=1)
+    with elsa_format.open(source) as file, pytest.raises(elsa_format.UnsupportedFeature):
+        file.load(1)
+    with pytest.raises(elsa_format.UnsupportedFeature):
+        elsa_format.load_level(tmp_path / "level")
 
 
 def packable() -> tuple[dict[str, Any], list[dict[str, Any]]]:

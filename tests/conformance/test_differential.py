@@ -89,6 +89,32 @@ def verdict(action: Callable[[], object]) -> str | None:
     return None
 
 
+def damage_index(raw: bytes, random_: random.Random) -> bytes:
+    """An index with damage to its JSON, or to one byte."""
+    if random_.randrange(8) == 0:
+        at = random_.randrange(len(raw))
+        return raw[:at] + bytes([raw[at] ^ 1 << random_.randrange(8)]) + raw[at + 1 :]
+    return change_text(raw.decode(), random_).encode()
+
+
+def compare_index(
+    vector: Vector,
+    folder: Path,
+    ours: Callable[[Path], object],
+    second: Callable[[Path], object],
+) -> None:
+    """Damage an index beside its shards, and compare verdicts."""
+    for path in vector.path.parent.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    path, random_ = folder / vector.path.name, random.Random(vector["sha256"])
+    for _ in range(4 * MUTATIONS):
+        raw = damage_index(vector.path.read_bytes(), random_)
+        path.write_bytes(raw)
+        found, expected = verdict(lambda: ours(path)), verdict(lambda: second(path))
+        if found != expected and not any({found, expected} <= errors for errors in UNORDERED):
+            pytest.fail(f"elsa_format: {found}, plain_elsa: {expected}, on {raw!r}")
+
+
 def compare(vector: Vector, key: str, path: Path, ours: Callable[[Path], object]) -> None:
     """Damage a vector in many ways and compare verdicts."""
     second = plain_elsa.validate if key == "elsa" else plain_elsa.load_level
@@ -109,3 +135,13 @@ def test_damaged_files(vector: Vector, tmp_path: Path) -> None:
 @each("valid", "level")
 def test_damaged_level_files(vector: Vector, tmp_path: Path) -> None:
     compare(vector, "elsa_level", tmp_path / "file", elsa_format.load_level)
+
+
+@each("valid", "index")
+def test_damaged_indexes(vector: Vector, tmp_path: Path) -> None:
+    compare_index(vector, tmp_path, elsa_format.verify, plain_elsa.validate_index)
+
+
+@each("valid", "level_index")
+def test_damaged_level_indexes(vector: Vector, tmp_path: Path) -> None:
+    compare_index(vector, tmp_path, elsa_format.load_level, plain_elsa.load_level_index)

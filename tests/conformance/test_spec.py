@@ -13,8 +13,11 @@ from vector_files import COMMITTED, ROOT, SPEC, metadata, read_manifest, stored_
 import elsa_format
 
 TEXT = (SPEC / "elsa-1.0.md").read_text(encoding="utf-8")
+DELIVERY = (SPEC / "delivery-1.0.md").read_text(encoding="utf-8")
 EXAMPLE = COMMITTED / "valid" / "example.safetensors"
-REQUIREMENT = re.compile(r"ELSA-R-[0-9]{3}")
+CASES = ("checksums.json", "embed.json", "written.json")
+DELIVERY_EXAMPLE = COMMITTED / "valid" / "delivery" / "example.ship.safetensors"
+REQUIREMENT = re.compile(r"ELSA-[RD]-[0-9]{3}")
 
 
 def test_vectors_are_what_the_script_makes() -> None:
@@ -29,16 +32,19 @@ def test_manifest_lists_every_vector() -> None:
         listed.add(vector["file"])
         assert hashlib.sha256(vector.path.read_bytes()).hexdigest() == vector["sha256"]
     files = {p.relative_to(COMMITTED).as_posix() for p in COMMITTED.rglob("*") if p.is_file()}
-    assert files - listed == {"manifest.json", "embed.json"}
+    assert files - listed == {"manifest.json", *CASES}
     assert listed <= files
-    assert sum((COMMITTED / file).stat().st_size for file in files) < 150_000
+    assert sum((COMMITTED / file).stat().st_size for file in files) < 360_000
 
 
 def test_every_requirement_is_cited() -> None:
-    defined = re.findall(r"^- \*\*(ELSA-R-[0-9]{3})\*\* ", TEXT, re.MULTILINE)
-    assert defined == [f"ELSA-R-{i:03}" for i in range(1, len(defined) + 1)]
+    defined = []
+    for letter, text in (("R", TEXT), ("D", DELIVERY)):
+        found = re.findall(r"^- \*\*(ELSA-[A-Z]-[0-9]{3})\*\* ", text, re.MULTILINE)
+        assert sorted(found) == [f"ELSA-{letter}-{i:03}" for i in range(1, len(found) + 1)]
+        defined += found
     cited = set()
-    for file in ("manifest.json", "embed.json"):
+    for file in ("manifest.json", *CASES):
         cited |= set(REQUIREMENT.findall((COMMITTED / file).read_text(encoding="utf-8")))
     for path in (ROOT / "tests").rglob("*.py"):
         cited |= set(REQUIREMENT.findall(path.read_text(encoding="utf-8")))
@@ -53,17 +59,25 @@ def test_every_error_of_the_registry_has_a_class_and_a_vector() -> None:
     assert all(issubclass(getattr(elsa_format, error), elsa_format.FormatError) for error in errors)
     refused = json.loads((COMMITTED / "embed.json").read_text(encoding="utf-8"))["refused"]
     writing = {row[-1] for row in refused}
+    registry = DELIVERY[DELIVERY.index("\n## 10 ") : DELIVERY.index("\n## 11 ")]
+    errors += re.findall(r"^\| `([A-Za-z]+)` \| ", registry, re.MULTILINE)
     assert set(errors) == {path.name for path in (COMMITTED / "invalid").iterdir()} | writing
 
 
-def test_annotated_hex_is_the_example() -> None:
-    begin = TEXT.index("## 13 ")
+def printed(text: str) -> bytes:
+    """The bytes of annotated hex; `20 × 9` is a byte nine times."""
     found = b""
-    for line in TEXT[begin : TEXT.index("## 14 ")].splitlines():
-        if match := re.match(r"([0-9a-f]{8})  ((?:[0-9a-f]{2}(?: |$))+)", line):
+    for line in text.splitlines():
+        if match := re.match(r"([0-9a-f]{8})  ((?:[0-9a-f]{2}(?: |$))+)(?:× ([0-9]+))?", line):
             assert int(match.group(1), 16) == len(found)
-            found += bytes.fromhex(match.group(2))
-    assert found == EXAMPLE.read_bytes()
+            found += bytes.fromhex(match.group(2)) * int(match.group(3) or 1)
+    return found
+
+
+def test_annotated_hex_is_the_example() -> None:
+    assert printed(TEXT[TEXT.index("\n## 13 ") : TEXT.index("\n## 14 ")]) == EXAMPLE.read_bytes()
+    text = DELIVERY[DELIVERY.index("\n## 12 ") : DELIVERY.index("\n## 13 ")]
+    assert printed(text) == DELIVERY_EXAMPLE.read_bytes()
 
 
 def test_digest_snippet_gives_the_digests() -> None:
@@ -74,7 +88,7 @@ def test_digest_snippet_gives_the_digests() -> None:
     size = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
     files = 0
     for vector in read_manifest(COMMITTED):
-        if (vector["kind"], vector["verdict"]) == ("level", "valid"):
+        if (vector["kind"], vector["verdict"]) == ("level", "valid") and "source" in vector:
             stored = stored_tensors(vector.path)
             document = json.loads(metadata(vector.path)["elsa_level"])
             if document["layout"] != "dense":
@@ -84,22 +98,25 @@ def test_digest_snippet_gives_the_digests() -> None:
                 name: (t["dtype"], t["shape"], t["data"], size[t["dtype"]] if name in nested else 0)
                 for name, t in stored.items()
             }
-            assert scope["level_digest"](level) == document["digest"]
+            assert scope["level_digest"](level) == vector["digests"][str(vector["level"])]
             files += 1
     assert files
 
 
-def test_links_lead_somewhere() -> None:
-    for target in re.findall(r"\]\(([^)]+)\)", TEXT):
-        if target.startswith("#"):
-            heading = target[1:]
+@pytest.mark.parametrize("name", ["elsa-1.0.md", "delivery-1.0.md"])
+def test_links_lead_somewhere(name: str) -> None:
+    for target in re.findall(r"\]\(([^)]+)\)", (SPEC / name).read_text(encoding="utf-8")):
+        if target.startswith("https://"):
+            continue
+        path, _, heading = target.partition("#")
+        assert (SPEC / path).exists()
+        if heading:
+            text = (SPEC / (path or name)).read_text(encoding="utf-8")
             slugs = {
                 re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
-                for title in re.findall(r"^#+ (.*)$", TEXT, re.MULTILINE)
+                for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE)
             }
             assert heading in slugs
-        elif not target.startswith("https://"):
-            assert (SPEC / target).exists()
 
 
 @pytest.mark.parametrize("dtype", ["F32", "BF16", "F16", "F64"])

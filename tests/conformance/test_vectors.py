@@ -101,8 +101,8 @@ def test_extraction_copies_what_numpy_cannot_hold(tmp_path: Path) -> None:
         assert shared.items() <= found.items()
 
 
-@each("valid", "level")
-def test_valid_level_file_decodes(vector: Vector) -> None:
+def check_level(vector: Vector) -> None:
+    """A level file, or the index of one, holds a level of its source."""
     source = vector.beside(vector["source"])
     expected = level_bytes(stored_tensors(source.path), source, vector["level"])
     loaded = elsa_format.load_level(vector.path)
@@ -111,6 +111,31 @@ def test_valid_level_file_decodes(vector: Vector) -> None:
         elsa_format.level_digest(loaded, source["counts"])
         == (vector["digests"][str(vector["level"])])
     )
+
+
+@each("valid", "level", lambda vector: "source" in vector)
+def test_valid_level_file_decodes(vector: Vector) -> None:
+    check_level(vector)
+
+
+@each("valid", "level", lambda vector: "source" not in vector)
+def test_valid_shard_is_a_level_file(vector: Vector) -> None:
+    """ELSA-R-099."""
+    assert elsa_format.load_level(vector.path)
+
+
+@each("valid", "level_index")
+def test_valid_level_in_shards_decodes(vector: Vector) -> None:
+    check_level(vector)
+
+
+@each("valid", "plain")
+def test_a_plain_checkpoint_loads(vector: Vector) -> None:
+    """ELSA-R-064: a file with neither document."""
+    stored = {name: bytes(t["data"]) for name, t in stored_tensors(vector.path).items()}
+    assert as_bytes(elsa_format.load_level(vector.path)) == stored
+    with pytest.raises(elsa_format.NotElsa):
+        elsa_format.open(vector.path)
 
 
 def check_message(error: pytest.ExceptionInfo[BaseException], vector: Vector) -> None:
@@ -161,6 +186,36 @@ def test_invalid_level_file_is_rejected(vector: Vector) -> None:
     with pytest.raises(getattr(elsa_format, vector["error"])) as error:
         elsa_format.load_level(vector.path)
     check_message(error, vector)
+
+
+@each("invalid", "level_index")
+def test_invalid_level_in_shards_is_rejected(vector: Vector) -> None:
+    with pytest.raises(getattr(elsa_format, vector["error"])) as error:
+        elsa_format.load_level(vector.path)
+    assert type(error.value).__name__ == vector["error"]
+    assert str(error.value).isprintable()
+
+
+@each("invalid", "elsa", lambda vector: vector["error"] == "CountMismatch")
+@pytest.mark.parametrize("layout", ["dense", "bitmask", "csr"])
+def test_a_level_is_never_written_by_a_wrong_count(
+    vector: Vector, layout: Any, tmp_path: Path
+) -> None:
+    """At the level whose count is wrong, which is one of two (ELSA-R-080)."""
+    verdicts = []
+    for level in (1, 2):
+        for take in (
+            lambda level=level: elsa_format.extract(
+                vector.path, tmp_path / "x", level=level, layout=layout, force=True
+            ),
+            lambda level=level: elsa_format.open(vector.path).load(level, layout),
+        ):
+            try:
+                take()
+            except elsa_format.CountMismatch:
+                verdicts.append(level)
+    assert {verdicts.count(1), verdicts.count(2)} <= {0, 2}
+    assert verdicts
 
 
 ARRAYS = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}

@@ -72,9 +72,13 @@ def each(
     return pytest.mark.parametrize("vector", chosen, ids=[v["file"] for v in chosen])
 
 
-def stored_tensors(*paths: Path) -> Stored:
-    """Name → dtype, shape and data of files, by the safetensors library."""
-    return {name: t for path in paths for name, t in safetensors.deserialize(path.read_bytes())}
+def stored_tensors(path: Path) -> Stored:
+    """Name → dtype, shape and data of a file or an index, by the safetensors library."""
+    files = {path}
+    if path.name.endswith(".index.json"):
+        weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        files = {path.parent / file for file in weight_map.values()}
+    return {name: t for file in files for name, t in safetensors.deserialize(file.read_bytes())}
 
 
 def metadata(path: Path) -> dict[str, str]:

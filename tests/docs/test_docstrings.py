@@ -18,7 +18,13 @@ from safetensors.numpy import save_file
 import elsa_format
 
 PACKAGES = ("elsa_format", "elsa_train", "elsa_converters")
-PUBLIC = ("elsa_format", "elsa_train", "elsa_converters.onnx", "elsa_converters.flax_onnx")
+PUBLIC = (
+    "elsa_format",
+    "elsa_format.levels",
+    "elsa_train",
+    "elsa_converters.onnx",
+    "elsa_converters.flax_onnx",
+)
 WITHOUT = {
     "JaxprunerRule": "needs jaxpruner, which is not on PyPI",
     "jaxpruner_rules": "needs jaxpruner, which is not on PyPI",

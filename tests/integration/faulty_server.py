@@ -1,6 +1,8 @@
 """A real HTTP server on loopback that misbehaves as told."""
 
 import re
+import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -72,6 +74,23 @@ class Request(BaseHTTPRequestHandler):
             return
         self.answer(served)
 
+    def do_CONNECT(self) -> None:
+        """Be a proxy: pass bytes on, or do what a file of the place's name is told to do."""
+        self.server_state.requests.append((self.path, None))
+        self.server_state.headers.append(self.headers)
+        self.close_connection = True
+        served = self.server_state.files.get(self.path)
+        if served is not None and served.faults and served.faults.pop(0)(self) is DONE:
+            return
+        host, _, port = self.path.rpartition(":")
+        with socket.create_connection((host, int(port))) as other:
+            self.send_response(200)
+            self.end_headers()
+            back = threading.Thread(target=_pass_on, args=(other, self.connection))
+            back.start()
+            _pass_on(self.connection, other)
+            back.join()
+
     def answer(self, served: Served) -> None:
         size = len(served.content)
         asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
@@ -110,6 +129,20 @@ class Request(BaseHTTPRequestHandler):
         """Be quiet."""
 
 
+def _pass_on(source: socket.socket, sink: socket.socket) -> None:
+    with suppress(OSError):
+        while data := source.recv(1 << 16):
+            sink.sendall(data)
+        sink.shutdown(socket.SHUT_WR)
+
+
+class _HttpServer(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that breaks off is no news."""
+
+
 DONE = object()
 """A fault that answered by itself."""
 
@@ -139,6 +172,29 @@ def status(code: int, **headers: str) -> Callable[[Request], object]:
         return DONE
 
     return fault
+
+
+def raw(*parts: bytes, again: bytes = b"", pause: float = 0) -> Callable[[Request], object]:
+    """Send bytes, whatever they are, then others over and over until 20 MB are sent."""
+
+    def fault(request: Request) -> object:
+        request.close_connection = True
+        with suppress(OSError):  # the client need not listen to the end
+            for part in parts:
+                request.wfile.write(part)
+                time.sleep(pause)
+            sent = 0
+            while again and sent < 20_000_000:
+                sent += request.wfile.write(again)
+                time.sleep(pause)
+        return DONE
+
+    return fault
+
+
+def chunked(*chunks: bytes) -> bytes:
+    """A body in chunks."""
+    return b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in (*chunks, b""))
 
 
 def stall(seconds: float, after: int = 0) -> Callable[[Request], object]:
@@ -185,13 +241,17 @@ def replace_by(content: bytes, etag: str | None) -> Callable[[Request], None]:
 
 
 @contextmanager
-def serving() -> Iterator[Server]:
+def serving(host: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> Iterator[Server]:
     """A server for the time of a test."""
     state = Server("")
     handler = type("Handler", (Request,), {"server_state": state})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        server.daemon_threads = True
-        state.url = f"http://127.0.0.1:{server.server_address[1]}"
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    kind = type("HttpServer", (_HttpServer,), {"address_family": family})
+    with kind((host, 0), handler) as server:
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
+        name = f"[{host}]" if ":" in host else host
+        state.url = f"{'http' if tls is None else 'https'}://{name}:{server.server_address[1]}"
         thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         try:

@@ -178,4 +178,29 @@ def test_one_group_holds_all_commands() -> None:
     text = ok("elsa", "--help").decode()
     for name in ("pack", "extract", "inspect", "verify", "export", "train"):
         assert f"\n  {name} " in text
-    assert ok("elsa", "--version").startswith(b"elsa, version")
+    assert ok("elsa", "--version").decode().startswith(f"elsa {elsa.__version__} (kernels: ")
+
+
+def test_levels_that_are_kept_have_one_form(packed: Path, tmp_path: Path) -> None:
+    out = tmp_path / "cut.safetensors"
+    for extra in (["-l", 2, "--layout", "csr"], ["--max-size", "1GB"]):
+        done = run("elsa-extract", packed, "--keep-levels", *extra, "-o", out)
+        assert done.returncode == 2
+        assert b"--keep-levels goes with" in done.stderr
+        assert not out.exists()
+    done = run("elsa-extract", packed, "--keep-levels", "--sparsity", 90, "-o", out)
+    assert b": levels 1 to 2, " in done.stderr
+    assert b" as " not in done.stderr
+
+
+def test_counters_in_the_papers_form(network: dict[str, np.ndarray], tmp_path: Path) -> None:
+    dense, steps, net = (tmp_path / n for n in ("d.safetensors", "n.npz", "net.safetensors"))
+    save_file(network, dense)
+    np.savez(steps, **{"dense/kernel": np.arange(320).reshape(32, 10) % 4 + 1})
+    ok("elsa-pack", dense, "--counters", steps, "--levels", 3, "-q", "-o", net)
+    assert b"3 levels" in ok("elsa-verify", net)
+    done = run("elsa-pack", dense, "--counters", steps, "-f", "-o", net)
+    assert b"note: no counter is 0" in done.stderr
+    assert b"4 levels" in ok("elsa-verify", net)
+    done = run("elsa-pack", dense, "--sparsities", 90, "--levels", 1, "-f", "-o", net)
+    assert done.returncode == 2

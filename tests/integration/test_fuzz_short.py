@@ -19,7 +19,8 @@ from elsa_format._header import parse
 from fuzz.short import inputs
 from fuzz.targets import TARGETS, pipe
 
-ROUNDS = {"header": 1200, "extract": 400, "level": 800, "pack": 200, "index": 200, "kernels": 1500}
+ROUNDS = {"header": 1200, "extract": 400, "level": 800, "pack": 200, "index": 200}
+ROUNDS |= {"kernels": 1500, "http": 1500}
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -64,10 +65,11 @@ def test_a_duplicate_among_very_many_keys_is_found_quickly() -> None:
     assert time.monotonic() - begin < 20  # quadratic: an hour
 
 
-def test_messages_stay_short_whatever_a_name_is() -> None:
+@pytest.mark.parametrize("letter", ["n", "\x85", "\U000e0001"])
+def test_messages_stay_short_whatever_a_name_is(letter: str) -> None:
     with pytest.raises(elsa.InvalidHeader) as caught:
-        parse(json.dumps({"n" * 1_000_000: 1}).encode(), "net.safetensors")
-    assert len(str(caught.value)) < 1100
+        parse(json.dumps({letter * 1_000_000: 1}).encode(), "net.safetensors")
+    assert len(str(caught.value)) <= 1000
     assert str(caught.value).startswith("net.safetensors: tensor")
 
 
@@ -93,7 +95,7 @@ def test_missing_variants_are_not_listed_in_memory() -> None:
 
 def test_rows_without_columns_are_not_written() -> None:
     """A file of 300 bytes could ask for exabytes of row ends."""
-    data = container({"w": tensor("F32", [2**57, 0], 0, 0)}, {"elsa": profile({"w": [0]})})
+    data = container({"w": tensor("F32", [2**52, 0], 0, 0)}, {"elsa": profile({"w": [0]})})
     assert elsa.verify(io.BytesIO(data)).nested == 1
     for layout in ("dense", "bitmask"):
         elsa.extract(io.BytesIO(data), io.BytesIO(), level=1, layout=layout)  # type: ignore[arg-type]

@@ -2,9 +2,10 @@
 
 import io
 import os
+import socket
 import subprocess
 import sys
-import urllib.request
+from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -312,15 +313,6 @@ def test_redirects(server: Server, content: bytes) -> None:
             elsa.open(f"{server.url}/away")
 
 
-def test_an_encrypted_connection_stays_encrypted() -> None:
-    handler = _remote._Redirects(None)
-    request = urllib.request.Request("https://example.org/a?key=secret")
-    with pytest.raises(elsa.RemoteError, match="refused to follow") as caught:
-        handler.redirect_request(request, None, 302, "", {}, "http://example.org/b?key=secret")
-    assert "secret" not in str(caught.value)
-    assert handler.redirect_request(request, None, 302, "", {}, "https://example.com/b")
-
-
 def test_secrets_stay_out_of_messages(server: Server, content: bytes) -> None:
     host = server.url.removeprefix("http://")
     url = f"http://me:secret@{host}/net.safetensors?signature=secret"
@@ -337,14 +329,152 @@ def test_a_password_is_not_sent_to_another_server(server: Server, content: bytes
     host = server.url.removeprefix("http://")
     server.serve(content)
     port = host.split(":")[1]
-    other = status(302, Location=f"http://localhost:{port}/net.safetensors")
-    here = status(302, Location="/net.safetensors")
-    server.serve(b"", "/other", faults=[other])
-    server.serve(b"", "/here", faults=[here])
+    other = f"http://localhost:{port}"
+    server.serve(b"", "/other", faults=[status(302, Location=f"{other}/net.safetensors")])
+    server.serve(b"", "/here", faults=[status(302, Location="/net.safetensors")])
     elsa.open(f"http://me:secret@{host}/other")
     assert [bool(h["Authorization"]) for h in server.headers] == [True, False]
     elsa.open(f"http://me:secret@{host}/here")
     assert [bool(h["Authorization"]) for h in server.headers[2:]] == [True, True]
+
+
+def test_a_password_stays_behind_however_a_way_leads(server: Server, content: bytes) -> None:
+    """To another server, on to the same other server, and back."""
+    host = server.url.removeprefix("http://")
+    server.serve(content)
+    other = f"http://you:other@localhost:{host.split(':')[1]}"
+    server.serve(b"", "/1", faults=[status(302, Location=f"{other}/2")])
+    server.serve(b"", "/2", faults=[status(302, Location="/3")])
+    server.serve(b"", "/3", faults=[status(302, Location=f"{server.url}/net.safetensors")])
+    elsa.open(f"http://me:secret@{host}/1")
+    sent = [h["Authorization"] for h in server.headers]
+    assert sent == ["Basic bWU6c2VjcmV0", None, None, "Basic bWU6c2VjcmV0"]
+
+
+@pytest.mark.parametrize(
+    ("user", "sent"),
+    [
+        ("me:se:cr@et", b"me:se:cr@et"),
+        ("me:%2F%3f%23%40%25%0A", b"me:/?#@%\n"),
+        ("me:100%", b"me:100%"),
+        ("mé:pässwörd", "mé:pässwörd".encode()),
+        ("me:%E9", b"me:\xe9"),
+        ("me:[x]", b"me:[x]"),
+        ("token", b"token:"),
+        ("me:", b"me:"),
+        (":", b":"),
+        ("", None),
+    ],
+)
+def test_users_and_passwords(
+    server: Server, content: bytes, user: str, sent: bytes | None, tmp_path: Path
+) -> None:
+    index = tmp_path / "net.safetensors.index.json"
+    elsa.extract(io.BytesIO(content), index, level=2, keep_levels=True, max_shard_size=200_000)
+    for path in tmp_path.iterdir():
+        server.serve(path.read_bytes(), f"/{path.name}")
+    elsa.open(f"http://{user}@{server.url.removeprefix('http://')}/{index.name}")
+    assert len(server.headers) == 4
+    expected = None if sent is None else f"Basic {b64encode(sent).decode()}"
+    assert {h["Authorization"] for h in server.headers} == {expected}
+
+
+NAMES = {
+    "/größe 1/é.safetensors": "/gr%C3%B6%C3%9Fe%201/%C3%A9.safetensors",
+    "/a%20b%2Fc.safetensors": "/a%20b%2Fc.safetensors",
+    "/100%.safetensors": "/100%25.safetensors",
+    "/net[1]{2}.safetensors": "/net[1]%7B2%7D.safetensors",
+    '/"<>\\^`|.safetensors': "/%22%3C%3E%5C%5E%60%7C.safetensors",
+    "/a:b@c+d,e;f=g!$&'()*~.safetensors": "/a:b@c+d,e;f=g!$&'()*~.safetensors",
+    "/net.safetensors?näme=a b&c=[d]/?": "/net.safetensors?n%C3%A4me=a%20b&c=[d]/?",
+    "/net.safetensors#fragment?": "/net.safetensors",
+    "/\udce9.safetensors": "/%E9.safetensors",
+    "": "/",
+    "?a": "/?a",
+    "#a": "/",
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_url_may_hold(server: Server, content: bytes, name: str) -> None:
+    server.serve(content, NAMES[name])
+    for url in (server.url, server.url.replace("http", "HTTP")):
+        with elsa.open(url + name) as file:
+            assert file.file_size == len(content)
+    assert server.headers[0]["Host"] == server.url.removeprefix("http://")
+
+
+WRONG = {
+    "http:///net.safetensors": "the URL names no host",
+    "http://:80/x": "the URL names no host",
+    "http://me:secret@/x": "the URL names no host",
+    "http://[::1/x": "the URL names no valid host",
+    "http://::1]/x": "the URL names no",
+    "http://[127.0.0.1]/x": "the URL names no valid host",
+    "http://[::1]x/x": "the URL names no valid host",
+    "http://a..b/x": "the URL names no valid host",
+    "http://a b/x": "the URL names no valid host",
+    f"http://{'a' * 300}/x": "the URL names no valid host",
+    f"http://{'é' * 100}.org/x": "the URL names no valid host",
+    "http://ex%61mple.org/x": "the URL names no valid host",
+    "http://host:port/x": "the port in the URL is not a number from 1 to 65535",
+    "http://host:0/x": "the port in the URL is not a number from 1 to 65535",
+    "http://host:65536/x": "the port in the URL is not a number from 1 to 65535",
+    "http://host:8 0/x": "the port in the URL is not a number from 1 to 65535",
+    f"http://host:{'9' * 5000}/x": "the port in the URL is not a number from 1 to 65535",
+    "http://me:sec/ret@host/x": "write / as %2F",
+    "http://me:sec?ret@host/x": "? as %3F",
+    "http://me:sec#ret@host/x": "# as %23",
+    "http://host/a\nb": r"the URL has the control character '\n'",
+    "http://host/a\tb": r"the URL has the control character '\t'",
+    "http://ho\rst/": r"the URL has the control character '\r'",
+    "http://host/a\0b": r"the URL has the control character '\x00'",
+    "http://host/a\x7fb": r"the URL has the control character '\x7f'",
+    "http://host/\ud800": "the URL is not Unicode text",
+    f"http://host/{'x' * 70_000}": "characters, expected at most 65536",
+}
+
+
+@pytest.mark.parametrize("url", WRONG, ids=lambda url: ascii(url[:40]))
+def test_what_is_wrong_with_a_url_is_told_at_once(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without asking anybody, even as an index or in another case."""
+    monkeypatch.delattr(socket, "create_connection")
+    monkeypatch.delattr(socket, "getaddrinfo")
+    for form in (url, url.replace("http", "HTTPS"), url + ".index.json"):
+        with pytest.raises(elsa.RemoteError) as caught:
+            elsa.open(form)
+        message = str(caught.value)
+        assert WRONG[url] in message
+        assert message.isprintable()
+        assert "sec" not in message
+        assert "ret@" not in message
+
+
+def test_the_commands_say_what_is_wrong_with_a_url() -> None:
+    for url in (
+        "http://[::1/x",
+        "http://a..b/x",
+        "http://host:port/x",
+        b"http://\xe9/x",
+        "nosuch://x",
+    ):
+        done = subprocess.run([BIN / "elsa-inspect", url], capture_output=True, check=False)
+        assert (done.returncode, done.stderr.count(b"\n")) == (1, 1), done.stderr
+        assert done.stderr.startswith(b"error: ")
+
+
+def test_an_address_of_sixteen_bytes(content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("there is no IPv6 here")
+    monkeypatch.setenv("no_proxy", "*")
+    with serving("::1") as server:
+        with elsa.open(server.serve(content)) as file:
+            assert file.file_size == len(content)
+        assert server.headers[0]["Host"] == server.url.removeprefix("http://")
 
 
 def test_no_server_is_told_at_once(server: Server) -> None:
@@ -390,9 +520,108 @@ def test_other_stores_through_fsspec(
     elsa.extract(url, index, level=2, keep_levels=True, max_shard_size=200_000)
     fsspec.filesystem("memory").put(str(tmp_path), "/sharded", recursive=True)
     assert elsa.verify(f"memory://sharded/{index.name}").digests == 2
+    bad = index.read_text().replace("s-00001-of", "memory::s-00001-of")
+    fsspec.filesystem("memory").pipe("/sharded/bad.index.json", bad.encode())
+    with pytest.raises(elsa.UnsafePath, match="memory::s-00001"):
+        elsa.open("memory://sharded/bad.index.json")
     monkeypatch.setitem(sys.modules, "fsspec", None)
-    with pytest.raises(elsa.RemoteError, match=r"elsa-format\[remote\]"):
+    with pytest.raises(elsa.RemoteError, match=r"pip install 'elsa-format\[remote\]'$"):
         elsa.open("s3://bucket/net.safetensors")
+
+
+def test_a_file_by_its_url(content: bytes, tmp_path: Path) -> None:
+    pytest.importorskip("fsspec")
+    (tmp_path / "net.safetensors").write_bytes(content)
+    with elsa.open((tmp_path / "net.safetensors").as_uri()) as file:
+        assert file.file_size == len(content)
+    with pytest.raises(elsa.RemoteError, match=r"none\.safetensors: no such file$"):
+        elsa.open((tmp_path / "none.safetensors").as_uri())
+    with pytest.raises(elsa.RemoteError, match=r"is a directory$"):
+        elsa.open(tmp_path.as_uri())
+
+
+@pytest.mark.parametrize(
+    ("url", "advice"),
+    [
+        ("s3://key:secret@bucket/net.safetensors?secret", "bucket/net.safetensors?…: Install s3fs"),
+        (
+            "simplecache::s3://key:secret@bucket/net.safetensors",
+            "bucket/net.safetensors: Install s3fs",
+        ),
+        ("abfs://key:secret@store/net.safetensors", "abfs://store/net.safetensors: Install adlfs"),
+        ("nosuch://key:secret@store/x", "nosuch://store/x: Protocol not known: nosuch"),
+    ],
+)
+def test_the_advice_of_fsspec_is_passed_on(
+    url: str, advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("fsspec")
+    for name in ("s3fs", "adlfs"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(elsa.RemoteError) as caught:
+        elsa.open(url)
+    assert advice in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (FileNotFoundError("bucket/key?secret"), "no such file"),
+        (PermissionError("secret"), "permission denied"),
+        (PermissionError(13, "AccessDenied for secret"), "permission denied"),
+        (IsADirectoryError("secret"), "is a directory"),
+        (TimeoutError("secret"), "no answer in time"),
+        (ConnectionRefusedError(111, "Connection refused"), "connection refused"),
+        (ConnectionResetError("secret"), "the connection broke"),
+        (OSError(5, "SlowDown"), "SlowDown"),
+        (OSError(5, "me:secret was not let in"), "OSError"),
+        (OSError(5, "GET https://x/?signature=secret"), "OSError"),
+        (ImportError("install x, as in x://me:secret@y"), "ImportError"),
+        (ValueError("secret"), "ValueError"),
+        (KeyError("secret"), "KeyError"),
+    ],
+)
+def test_what_stores_complain_of(
+    error: Exception, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When a file is opened, when its size is asked for, when it is read and when it is closed."""
+    fsspec = pytest.importorskip("fsspec")
+
+    class Stream(io.BytesIO):
+        fails = ""
+
+        def seek(self, position: int, whence: int = 0, /) -> int:
+            self.fail("seek")
+            return super().seek(position, whence)
+
+        def read(self, size: int | None = -1, /) -> bytes:
+            self.fail("read")
+            return super().read(size)
+
+        def close(self) -> None:
+            super().close()
+            self.fail("close")
+
+        def fail(self, how: str) -> None:
+            if how == self.fails:
+                raise error
+
+    class Opened:
+        def open(self) -> Stream:
+            stream.fail("open")
+            return stream
+
+    monkeypatch.setattr(fsspec, "open", lambda url, mode: Opened())
+    for when in ("open", "seek", "read", "close"):
+        stream = Stream(b"12345678")
+        stream.fails = when
+        with pytest.raises(elsa.RemoteError) as caught:  # noqa: PT012 - whichever of them it is
+            storage = _remote.FsspecStorage("x://me:secret@store/net.safetensors?signature=secret")
+            storage.read_into(0, memoryview(bytearray(4)))
+            storage.close()
+        assert str(caught.value) == f"x://store/net.safetensors?…: {words}"
+        assert stream.closed == (when in ("seek", "close"))
 
 
 def test_the_commands_take_urls(server: Server, content: bytes, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 import elsa_format as elsa
-from elsa_format import _shard_output
+from elsa_format import _level_file, _shard_output
 from elsa_format._checkpoint import ArrayCheckpoint
 
 BIN = Path(sys.executable).parent
@@ -362,6 +362,75 @@ def test_a_mixture_of_two_networks_is_found(index: Path, packed_index: Path) -> 
     )
     with pytest.raises(elsa.InvalidIndex, match="other levels"):
         elsa.open(packed_index)
+
+
+@pytest.mark.parametrize("layout", ["dense", "bitmask"])
+def test_a_mixture_of_two_levels_is_found(packed_index: Path, tmp_path: Path, layout: Any) -> None:
+    """Digests or not: the shards say what they are of."""
+    packed = tmp_path / "plain.safetensors.index.json"
+    elsa.pack(
+        elsa.open(packed_index).load(),
+        packed,
+        sparsities=LEVELS,
+        digests=False,
+        max_shard_size=5000,
+    )
+    one, other = (tmp_path / f"level{t}.safetensors.index.json" for t in (1, 2))
+    elsa.extract(packed, one, level=1, layout=layout)
+    elsa.extract(packed, other, level=2, layout=layout)
+    shards = sorted(tmp_path.glob("level2-*"))
+    assert len(shards) > 1
+    shards[1].rename(tmp_path / shards[1].name.replace("level2", "level1"))
+    for read in (
+        lambda: elsa.load_level(one),
+        lambda: elsa.load_level(one, verify=False),
+        lambda: elsa.pack(one, tmp_path / "out.safetensors", sparsities=[99]),
+    ):
+        with pytest.raises(elsa.FormatError) as error:
+            read()
+        refused = layout != "dense" and "make it dense" in str(error.value)
+        assert isinstance(error.value, elsa.InvalidIndex) or refused
+    assert not (tmp_path / "out.safetensors").exists()
+
+
+def test_a_network_is_no_level(packed_index: Path) -> None:
+    shard = packed_index.parent / "model-00001-of-00003.safetensors"
+    for source in (packed_index, shard):
+        with pytest.raises(
+            elsa.InvalidLayout, match=r"00001-of-00003.*open\(\.\.\.\)\.load\(level\)"
+        ):
+            elsa.load_level(source)
+
+
+def test_a_shard_that_changes_while_a_level_is_loaded(
+    packed_index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    level = tmp_path / "level.safetensors.index.json"
+    elsa.extract(packed_index, level, level=1)
+    shard, load = tmp_path / "level-00002-of-00003.safetensors", _level_file._load
+
+    def late(*arguments: Any) -> Any:
+        os.utime(shard, ns=(1, 1))
+        return load(*arguments)
+
+    monkeypatch.setattr(_level_file, "_load", late)
+    with pytest.raises(elsa.InputChanged, match="00002-of-00003"):
+        elsa.load_level(level)
+
+
+def test_a_plain_index_may_state_any_size(network: Network, tmp_path: Path) -> None:
+    """Some libraries have written fractions, or sizes of other things."""
+    index = save_shards(tmp_path, split(network, 2), total_size=12.5)
+    assert same_bits(elsa.load_level(index), network)
+    elsa.pack(index, tmp_path / "packed.safetensors", sparsities=[50])
+
+
+def test_a_shard_that_is_a_link_to_itself(index: Path) -> None:
+    shard = index.parent / "model-00002-of-00003.safetensors"
+    shard.unlink()
+    shard.symlink_to(shard.name)
+    with pytest.raises(elsa.InvalidIndex, match=r"00002-of-00003.*not exist"):
+        elsa.load_level(index)
 
 
 def test_damage_in_a_shard_is_found(packed_index: Path, tmp_path: Path) -> None:

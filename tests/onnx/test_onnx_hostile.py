@@ -1,6 +1,8 @@
 """Bad input: one clear line, exit code 3, nothing left behind."""
 
 import contextlib
+import errno
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -72,11 +74,43 @@ def test_random_damage_gives_a_format_error_or_a_model(tmp_path: Path) -> None:
                     pass
 
 
+@pytest.mark.parametrize("location", ["circle", "circle/x", "way", "pipe", "folder", "n" * 5000])
+@pytest.mark.parametrize("elements", [15, 0])
+def test_external_data_that_is_no_file(tmp_path: Path, location: str, elements: int) -> None:
+    """A pipe would be waited for, even to read nothing from it."""
+    (tmp_path / "circle").symlink_to("other")
+    (tmp_path / "other").symlink_to("circle")
+    (tmp_path / "way").symlink_to("circle")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    proto = m.mlp()
+    if not elements:
+        w1 = next(t for t in proto.graph.initializer if t.name == "w1")
+        w1.dims[0] = 0
+    path = external(proto, tmp_path / "m.onnx", location=location)
+    with pytest.raises(InvalidExternalData, match="is missing") as caught:
+        OnnxCheckpoint(path)
+    assert len(str(caught.value)) < 1100
+
+
+def test_a_template_whose_place_is_a_circle(tmp_path: Path) -> None:
+    """Noticed before anything is packed."""
+    model = m.save(m.mlp(), tmp_path / "m.onnx")
+    (tmp_path / "t.onnx").symlink_to("t.onnx")
+    with pytest.raises(OSError, match=r"t\.onnx") as caught:
+        elsa_format.pack(
+            model, tmp_path / "net.safetensors", sparsities=[50], template=tmp_path / "t.onnx"
+        )
+    assert caught.value.errno == errno.ELOOP
+    assert sorted(os.listdir(tmp_path)) == ["m.onnx", "t.onnx"]
+
+
 @pytest.mark.parametrize(
     ("entries", "error", "message"),
     [
         ({"location": "gone.bin"}, InvalidExternalData, "'gone.bin' is missing"),
         ({}, InvalidExternalData, "without a location"),
+        ({"location": "short.bin\0"}, InvalidExternalData, "without a location"),
         ({"location": "../m.bin"}, UnsafePath, "outside"),
         ({"location": "/etc/passwd"}, UnsafePath, "outside"),
         ({"location": "link.bin"}, UnsafePath, "outside"),

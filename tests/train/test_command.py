@@ -1,8 +1,11 @@
 """`elsa-train`: recipes, options, tables, plots; light until it works."""
 
 import json
+import os
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -13,14 +16,15 @@ from test_resume import ARGUMENTS
 
 import elsa_format
 from elsa_train import _report
-from elsa_train._cli import main
+from elsa_train._cli import train
 from elsa_train._errors import BadRecipe
 from elsa_train._levels import parse_levels
-from elsa_train._recipe import make_recipe, read_recipe, recipe_names
+from elsa_train._recipe import read_recipe, recipe_names
 from elsa_train._run import load_network
 from elsa_train._sparsify import Scope
 from elsa_train.models import build
 
+BIN = Path(sys.executable).parent
 CLASSES = {"cifar100": 100, "imagefolder": 1000}
 
 
@@ -41,48 +45,16 @@ def test_bundled_recipes_can_be_trained(name, scope):
     assert bits == (6 if name == "cifar10-stress" else 2)
 
 
-def test_appendix_hyperparameters():
-    cifar10, cifar100, imagenet = map(
-        read_recipe, ("cifar10-speedyresnet", "cifar100-wrn28-10", "imagenet-resnet50")
-    )
-    assert [r.batch_size for r in (cifar10, cifar100, imagenet)] == [512, 256, 1024]
-    assert [r.learning_rate for r in (cifar10, cifar100, imagenet)] == [0.2, 0.1, 0.1]
-    assert [r.epochs for r in (cifar10, cifar100, imagenet)] == [30, 100, 100]
-    assert [r.warmup_epochs for r in (cifar10, cifar100, imagenet)] == [3, 3, 5]
-    assert [r.weight_decay for r in (cifar10, cifar100, imagenet)] == [0.0005, 0.0005, 0.0001]
-    assert [r.dropout for r in (cifar10, cifar100, imagenet)] == [0, 0, 0.3]
-    assert [r.dtype for r in (cifar10, cifar100, imagenet)] == ["float32", "bfloat16", "bfloat16"]
-    for recipe in (cifar10, cifar100, imagenet):
-        assert (recipe.momentum, recipe.nesterov, recipe.label_smoothing) == (0.9, True, 0.1)
-        assert recipe.densify_factor == 0.01
-
-
-@pytest.mark.parametrize(
-    ("values", "reason"),
-    [
-        ({"momentun": 0.9}, "unknown value 'momentun'"),
-        ({"epochs": "many"}, "expected float"),
-        ({"batch_size": 0}, "more than 0"),
-        ({"optimizer": "lion"}, "one of sgd"),
-        ({"prune_end": 2.0}, "prune_end"),
-        ({"unform": {"levels": "90"}}, "unknown table"),
-    ],
-)
-def test_bad_recipes_are_refused(values, reason):
-    with pytest.raises(BadRecipe, match=reason):
-        make_recipe(values)
-
-
 def test_help_is_light_and_lists_recipes_and_values():
     code = (
-        "import sys; from elsa_train._cli import main\n"
-        "try: main(['--help'])\n"
+        "import sys; from elsa_train._cli import train\n"
+        "try: train(['--help'])\n"
         "finally: assert not {'jax', 'flax', 'sklearn', 'matplotlib'} & set(sys.modules)"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
     assert all(name in found.stdout for name in recipe_names())
-    one = CliRunner().invoke(main, ["digits", "--help"])
+    one = CliRunner().invoke(train, ["digits", "--help"])
     assert "--densify-factor" in one.output
     assert "[0.01]" in one.output
 
@@ -93,16 +65,27 @@ def test_help_is_light_and_lists_recipes_and_values():
         (["digits", "--levels", "80,90"], "must fall"),
         (["digits", "--scope", "nm", "--levels", "1:16,1:8", "--width", "8"], "exclude"),
         (["digits", "--batch-size", "5000"], "exceeds"),
+        (["digits", "--model", "speedyresnet"], "can't take images"),
+        (["digits", "--bits", "1"], "counter bits"),
+        (["digits", "--prune", "nothing"], "no tensor matches"),
+        (["digits", "--dataset", "os:path"], "class or function"),
+        (["digits", "--dataset", "nowhere:load"], "nowhere"),
+        (["digits", "--seed", "-1"], "--seed"),
+        (["digits", "-o", "\udcff"], "not UTF-8"),
+        (["digits", "--processes", "2"], "--coordinator"),
+        (["digits", "--coordinator", "here", "--processes", "2"], "host:port"),
+        (["digits", "--coordinator", "here:1", "--processes", "2", "--process", "2"], "from 0"),
         (["cifar10-speedyresnet"], "--data-dir"),
-        (["nowhere.toml"], "nowhere.toml"),
+        (["nothing"], "No such command"),
     ],
 )
 def test_what_cannot_be_trained_ends_with_a_reason(words, reason, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    found = CliRunner().invoke(main, words)
+    found = CliRunner().invoke(train, words)
     assert found.exit_code == 2
     assert reason in found.output
     assert "Traceback" not in found.output
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +93,7 @@ def two_seeds(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
     words = ["digits", "--out", str(folder), *ARGUMENTS, "--seeds", "2", "--reference"]
     words += ["--equal-epochs", "--levels", "80", "--plot", "svg", "--train-images", "320"]
-    found = CliRunner().invoke(main, words, catch_exceptions=False)
+    found = CliRunner().invoke(train, words, catch_exceptions=False)
     assert found.exit_code == 0, found.output
     return folder, words, found.output
 
@@ -134,7 +117,7 @@ def test_a_run_leaves_table_plot_metrics_and_files(two_seeds):
 def test_a_finished_run_is_not_trained_again(two_seeds):
     folder, words, _ = two_seeds
     before = (folder / "seed-0" / "model.safetensors").stat().st_mtime_ns
-    again = CliRunner().invoke(main, words)
+    again = CliRunner().invoke(train, words)
     assert (folder / "table.md").read_text() in again.output
     assert (folder / "seed-0" / "model.safetensors").stat().st_mtime_ns == before
 
@@ -142,7 +125,7 @@ def test_a_finished_run_is_not_trained_again(two_seeds):
 def test_without_matplotlib_only_the_plot_is_missing(two_seeds, monkeypatch):
     folder, words, _ = two_seeds
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    again = CliRunner().invoke(main, words)
+    again = CliRunner().invoke(train, words)
     assert again.exit_code == 0, again.output
     assert (folder / "table.md").read_text() in again.output
     assert "no plot: matplotlib is not installed; pip install 'elsa-format[plot]'" in again.output
@@ -150,16 +133,103 @@ def test_without_matplotlib_only_the_plot_is_missing(two_seeds, monkeypatch):
 
 def test_without_jax_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "jax", None)
-    found = CliRunner().invoke(main, ["digits"])
+    found = CliRunner().invoke(train, ["digits"])
     assert found.exit_code == 1
     assert found.output == "error: training needs jax; pip install 'elsa-format[train]'\n"
+
+
+def test_without_jaxpruner_it_says_where_it_is(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "jaxpruner", None)
+    found = CliRunner().invoke(train, ["digits", "--updater", "global_magnitude"])
+    assert found.exit_code == 1
+    assert "jaxpruner is not installed" in found.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_more_steps_than_a_device_can_count_are_refused(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("elsa_train._run.MOST", 400)
+    found = CliRunner().invoke(train, ["digits"])
+    assert found.exit_code == 2
+    assert found.output == "error: dense: 440 steps, expected at most 400\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_devices_cannot_do_is_one_line(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+    def full(*_, **__):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory\nand more")
+
+    monkeypatch.setattr("elsa_train._run.run_seed", full)
+    found = CliRunner().invoke(train, ["digits"])
+    assert found.exit_code == 1
+    assert found.output == "error: RESOURCE_EXHAUSTED: Out of memory\n"
+
+
+@pytest.mark.parametrize("words", [["--version"], ["-h"], ["digits", "-h"], ["recalibrate", "-h"]])
+def test_options_that_every_command_has(words):
+    found = CliRunner().invoke(train, words)
+    assert found.exit_code == 0
+    if words == ["--version"]:
+        assert elsa_format.__version__ in found.output
+    if len(words) == 2:
+        assert all(
+            option in found.output
+            for option in ("-o, --output", "-q, --quiet", "--json", "-f, --force", "--dataset")
+        )
+        assert not any(former in found.output for former in ("--out ", "--restart", "--data "))
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["di"], {"digits"}),
+        (["my"], {"my.toml"}),
+        (["digits", "--densify-f"], {"--densify-factor"}),
+        (["digits", "--scope", ""], {"global", "uniform", "nm"}),
+        (["my.toml", "--model", "res"], {"resnet50"}),
+        (["digits", "--dataset", "cifar"], {"cifar10", "cifar100"}),
+        (["recalibrate", "net.safetensors", "--dataset", "d"], {"digits"}),
+        (["bad.toml", "--ep"], set()),
+    ],
+)
+def test_completion(words, expected, tmp_path):
+    (tmp_path / "my.toml").write_text("")
+    (tmp_path / "bad.toml").write_text("=")
+    environment = {
+        **os.environ,
+        "_ELSA_TRAIN_COMPLETE": "bash_complete",
+        "COMP_WORDS": shlex.join(["elsa-train", *words]),
+        "COMP_CWORD": str(len(words)),
+    }
+    done = subprocess.run(
+        [BIN / "elsa-train"], env=environment, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert {line.partition(",")[2] for line in done.stdout.split()} == expected
+    assert done.stderr == ""
+
+
+def test_own_data_is_found_in_the_current_directory(tmp_path):
+    (tmp_path / "mydata.py").write_text("def load(data_dir): pass")
+    words = [BIN / "elsa-train", "digits", "--dataset"]
+    for name, reason in (("load", "NoneType has no 'num_classes'"), ("lost", "has no 'lost'")):
+        done = subprocess.run(
+            [*words, f"mydata:{name}"], cwd=tmp_path, capture_output=True, text=True
+        )
+        assert done.returncode in (2, 3)
+        assert done.stderr.startswith(f"error: dataset 'mydata:{name}': ")
+        assert reason in done.stderr
+        assert not (tmp_path / "runs").exists()
 
 
 def test_recalibrate_replaces_one_levels_statistics_only(two_seeds, train_tiny, tmp_path):
     run, _, _ = train_tiny("global", "float32")
     source, out = run.output.model, tmp_path / "out.safetensors"
     words = ["recalibrate", str(source), "--level", "2", "--data", "digits", "-o", str(out)]
-    found = CliRunner().invoke(main, [*words, "--images", "512"], catch_exceptions=False)
+    found = CliRunner().invoke(train, [*words, "--images", "512"], catch_exceptions=False)
     assert found.exit_code == 0, found.output
     elsa_format.verify(out)
     with elsa_format.open(source) as before, elsa_format.open(out) as after:
@@ -182,7 +252,7 @@ def test_recalibrate_replaces_one_levels_statistics_only(two_seeds, train_tiny, 
 def test_recalibrate_says_which_levels_there_are(train_tiny, tmp_path):
     run, _, _ = train_tiny("global", "float32")
     words = ["recalibrate", str(run.output.model), "--level", "7", "--data", "digits"]
-    found = CliRunner().invoke(main, [*words, "-o", str(tmp_path / "x.safetensors")])
+    found = CliRunner().invoke(train, [*words, "-o", str(tmp_path / "x.safetensors")])
     assert found.exit_code == 2
     assert "95%, 90%, 80%" in found.output
 

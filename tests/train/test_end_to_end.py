@@ -69,7 +69,7 @@ def test_nm_levels_keep_their_pattern_in_the_file(train_tiny):
     run, _, _ = train_tiny("nm", "float32")
     with elsa_format.open(run.output.model) as file:
         for t, level in enumerate(run.levels, 1):
-            keep, length = level.pattern
+            keep, length = level.pattern.n, level.pattern.m
             for name, array in file.load(t).items():
                 if run.scope.matches(name):
                     assert np.count_nonzero(array.reshape(-1, length), axis=1).max() <= keep

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from elsa_train import Network, _method, multi_level, parse_levels
-from elsa_train._errors import BadRecipe, FrozenWeightChanged, InfeasibleTraining
+from elsa_train._errors import BadRecipe, FrozenWeightChanged, InfeasibleTraining, TrainError
 from elsa_train._jaxpruner import JaxprunerRule, jaxpruner_rules, load_jaxpruner, make_updater
 from elsa_train._sparsify import Schedule, Scope, apply_mask
 
@@ -28,7 +28,7 @@ def jaxpruner():
     """Return the real package, or skip."""
     try:
         return load_jaxpruner()
-    except BadRecipe:
+    except TrainError:
         pytest.skip("jaxpruner is not installed")
 
 
@@ -224,5 +224,5 @@ def test_the_interface_is_checked(stand_in):
 
 def test_its_absence_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "jaxpruner", None)
-    with pytest.raises(BadRecipe, match="not installed"):
+    with pytest.raises(TrainError, match="not installed"):
         load_jaxpruner()

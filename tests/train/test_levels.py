@@ -1,9 +1,14 @@
 """Level sequences that can't be trained are refused, with the reason."""
 
+import io
+
+import numpy as np
 import pytest
 
+import elsa_format
 from elsa_train._errors import InfeasibleTraining
 from elsa_train._levels import check_levels, parse_levels
+from elsa_train._sparsify import Scope
 
 
 @pytest.mark.parametrize(
@@ -13,14 +18,20 @@ from elsa_train._levels import check_levels, parse_levels
         ("90,90", "must fall"),
         ("1:4,1:8", "must fall"),
         ("2:8,1:4", "must fall"),
-        ("3:8,2:4", "may hold 3"),
-        ("1:4,2:7", "may hold 3"),
-        ("90,2:4", "mix"),
+        ("3:8,2:4", "3 of 4 weights may be frozen"),
+        ("1:4,2:7", "3 of 7 weights may be frozen"),
+        ("90,2:4", "mixed"),
         ("100", "below 100"),
-        ("0", "above 0"),
-        ("4:4", "M-1"),
+        ("0", "dense network"),
+        ("4:4", "dense network"),
+        ("4:2", "1 ≤ N ≤ M"),
         ("50..99", "rises"),
-        ("many", "neither"),
+        ("many", "expected percent"),
+        ("1/0", "expected percent"),
+        ("nan", "expected percent"),
+        ("1e999999999", "expected percent"),
+        ("999999999999..1", "expected percent"),
+        ("", "expected percent"),
     ],
 )
 def test_infeasible_sequences(levels, reason):
@@ -44,5 +55,21 @@ def test_too_many_levels_for_the_type():
 
 
 def test_bits_below_what_levels_need():
-    with pytest.raises(InfeasibleTraining, match="need 2 bits"):
+    with pytest.raises(InfeasibleTraining, match="2 to 8 counter bits"):
         check_levels(parse_levels("95,90,80"), bits=1)
+
+
+@pytest.mark.parametrize("scope", ["global", "uniform"])
+def test_a_budget_is_what_packing_keeps(scope):
+    rng = np.random.default_rng(0)
+    shapes = {"a": (5, 1), "b": (7, 3), "c": (1, 1), "d": (35, 5)}
+    network = {
+        name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()
+    }
+    percents = [99, 90, 70, 50, 10]
+    elsa_format.pack(network, out := io.BytesIO(), sparsities=percents, scope=scope)
+    packed = np.array(list(elsa_format.open(out).nested.values()))
+    packed = packed.sum(0, keepdims=True) if scope == "global" else packed
+    levels = parse_levels([str(percent) for percent in percents])
+    trained = [Scope(scope, prune="").budgets(network, level) for level in levels]
+    assert packed.T.tolist() == [list(budgets) for budgets in trained]

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from conftest import TINY
 
-from elsa_train._cli import main
+from elsa_train._cli import train
 
 FAST_COMPILE = "--xla_backend_optimization_level=0"
 SHORT = {**TINY, "epochs": 1.0, "sparsify_epochs": 1.0, "levels": "90,80"}
@@ -97,7 +97,7 @@ def test_sigterm_saves_and_only_the_same_command_resumes(whole, tmp_path):
     assert "its state is saved" in err
     assert "Traceback" not in err
     words = ["digits", "--out", str(tmp_path), *ARGUMENTS, "--momentum", "0.5"]
-    found = CliRunner().invoke(main, words)
+    found = CliRunner().invoke(train, words)
     assert found.exit_code == 2
     assert "other settings" in found.output
     code, _, err = finish(start(tmp_path))
@@ -105,9 +105,37 @@ def test_sigterm_saves_and_only_the_same_command_resumes(whole, tmp_path):
     assert (tmp_path / "seed-0" / "model.safetensors").read_bytes() == whole
 
 
+def test_ctrl_c_ends_it_and_what_was_saved_stays(tmp_path):
+    run = start(tmp_path, "--epochs", "1000")
+    assert wait_for(run, tmp_path, 2)
+    run.send_signal(signal.SIGINT)
+    code, _, err = finish(run)
+    assert code == 130
+    assert "Traceback" not in err
+    found = [path.name for path in (tmp_path / "seed-0" / "checkpoints").iterdir()]
+    assert any(name.isdigit() for name in found)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_not_lost_in_a_callback(number):
+    code = f"""
+import gc, os
+from elsa_train._cli import _ending_when_told
+def called_back(phase, info):
+    os.kill(os.getpid(), {int(number)})
+    sum(range(1000))
+gc.callbacks.append(called_back)
+with _ending_when_told():
+    gc.collect()
+    print("lost")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (128 + number, "", "\n")
+
+
 def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_checkpoint(tmp_path):
     words = ["digits", "--out", str(tmp_path), *ARGUMENTS, "--checkpoint-every", "1"]
-    found = CliRunner().invoke(main, [*words, "--learning-rate", "1e30"])
+    found = CliRunner().invoke(train, [*words, "--learning-rate", "1e30"])
     assert found.exit_code == 1
     assert "error: " in found.output
     assert "finite" in found.output or "loss is nan" in found.output

@@ -71,7 +71,7 @@ def test_nm_levels_nest_along_their_axis(axis):
     scope.check(params, levels)
     for t, level in enumerate(levels, 1):
         kept = scope.select(params, n, (), level.pattern)["conv"]["kernel"]
-        keep, length = level.pattern
+        keep, length = level.pattern.n, level.pattern.m
         moved = np.moveaxis(np.asarray(kept), axis, -1).reshape(-1, length)
         assert np.all(moved.sum(1) == keep)
         old = np.asarray(n["conv"]["kernel"])

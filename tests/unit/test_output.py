@@ -1,21 +1,37 @@
 """Outputs appear whole or not at all."""
 
+import contextlib
+import errno
 import io
 import os
+import threading
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import windows
 
 import elsa_format as elsa
 from elsa_format import _output
 from elsa_format._output import AtomicFile, open_output
 
 
-@pytest.fixture(params=["unnamed", "named"])
+def no_links(*arguments: Any, **options: Any) -> None:
+    raise PermissionError(errno.EPERM, "Operation not permitted")
+
+
+@pytest.fixture(params=["unnamed", "named", "FAT", "Android", "Windows", "Windows and FAT"])
 def temporary(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Both ways to hold a file that is not complete."""
-    if request.param == "named":
+    """Every way to hold a file that is not complete, and to give it its name."""
+    if request.param in ("named", "FAT"):
         monkeypatch.setattr(_output, "_OPEN_FILES", "/nowhere")
+    if "Windows" in request.param:
+        windows.imitate(monkeypatch)
+    if "FAT" in request.param:
+        monkeypatch.setattr(os, "link", no_links)
+    if request.param == "Android":
+        monkeypatch.delattr(os, "link")
     return str(request.param)
 
 
@@ -23,7 +39,7 @@ def test_nothing_is_there_before_the_commit(tmp_path: Path, temporary: str) -> N
     with open_output(tmp_path / "out") as output:
         output.write_at(0, b"abc")
         assert not (tmp_path / "out").exists()
-        assert len(list(tmp_path.iterdir())) == (temporary == "named")
+        assert len(list(tmp_path.iterdir())) == (temporary != "unnamed")
         output.commit()
     assert (tmp_path / "out").read_bytes() == b"abc"
     assert os.listdir(tmp_path) == ["out"]
@@ -93,3 +109,58 @@ def test_a_stream_gets_ordered_writes_at_once_and_others_at_the_end() -> None:
         assert spooled.getvalue() == b""
         output.commit()
     assert spooled.getvalue() == b"abcd"
+
+
+def test_bytes_are_written_as_they_are(tmp_path: Path, temporary: str) -> None:
+    """Line ends, too, and at any position, from several threads."""
+    content = np.random.default_rng(0).integers(8, 15, 1 << 18, np.uint8).tobytes()
+    with open_output(tmp_path / "out") as output:
+
+        def write(start: int) -> None:
+            for at in range(start, len(content), 4096):
+                output.write_at(at, content[at : at + 1024])
+
+        threads = [threading.Thread(target=write, args=(1024 * n,)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        output.commit()
+    assert (tmp_path / "out").read_bytes() == content
+
+
+def test_a_failed_rename_leaves_nothing(
+    tmp_path: Path, temporary: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when another program on Windows has the old output open."""
+
+    def refused(source: Any, target: Any, **options: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", source)
+
+    (tmp_path / "out").write_text("old")
+    monkeypatch.setattr(os, "replace", refused)
+    with (
+        open_output(tmp_path / "out", force=True) as output,
+        pytest.raises(PermissionError, match=r"out'$"),
+    ):
+        output.commit()
+    assert os.listdir(tmp_path) == ["out"]
+    assert (tmp_path / "out").read_text() == "old"
+
+
+def test_interruption_leaves_nothing(
+    tmp_path: Path, temporary: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Just before the file gets its name."""
+
+    def interrupted(*arguments: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    for call in ("fsync", "link", "rename"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, interrupted, raising=False)
+            with contextlib.suppress(KeyboardInterrupt), open_output(tmp_path / "out") as output:
+                output.write_at(0, b"new")
+                output.commit()
+        assert os.listdir(tmp_path) in ([], ["out"])
+        (tmp_path / "out").unlink(missing_ok=True)

@@ -1,5 +1,6 @@
 """Where the tensors of an ELSA file, or of its shards, are for a model that points into them."""
 
+import errno
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -42,7 +43,10 @@ def places(source: OpenSource, header: Header, path: PathLike, model: PathLike) 
 
 def relative_location(model: PathLike, data: PathLike) -> str:
     """How a model names the file its data is in; ONNX allows the same directory or one below."""
-    folder, path = Path(model).resolve().parent, Path(data).resolve()
+    target, path = Path(os.path.realpath(model)), Path(os.path.realpath(data))
+    if target.is_symlink():  # links in a circle have no target
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), os.fspath(model))
+    folder = target.parent
     if is_url(data) or not path.is_relative_to(folder):
         raise MisplacedOutput(
             f"{os.fspath(model)}: {os.fspath(data)} is outside the model's directory, "

@@ -1,6 +1,7 @@
 """The content of an ONNX tensor, wherever it is: raw, typed, external, or cut out of its model."""
 
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -131,10 +132,10 @@ def external_region(tensor: TensorProto, expected: int | None, model: Path) -> R
     entries = external_entries(tensor)
     location = entries.get("location", "")
     path = model if location == OWN_FILE else _inside(model.parent, location, where)
-    try:
-        available = path.stat().st_size
-    except OSError:
-        raise InvalidExternalData(f"{where}: external data {location!r} is missing") from None
+    # Not exists: a named pipe is there, but would be waited for.
+    if not os.path.isfile(path):
+        raise InvalidExternalData(f"{where}: external data {location!r} is missing")
+    available = path.stat().st_size
     offset = _number(entries, "offset", 0, where)
     rest = max(0, available - offset)
     length = _number(entries, "length", rest if expected is None else expected, where)
@@ -149,11 +150,12 @@ def external_region(tensor: TensorProto, expected: int | None, model: Path) -> R
 
 
 def _inside(folder: Path, location: str, where: str) -> Path:
-    root = folder.resolve()
+    root = Path(os.path.realpath(folder))
     if not location or "\0" in location:
         raise InvalidExternalData(f"{where}: external data without a location")
-    path = (root / location).resolve()
-    # Resolved on both sides, so a symbolic link out of the directory is refused as well.
+    # Resolved on both sides, so a symbolic link out of the directory is refused as well; by
+    # realpath, as resolve raises where links go in a circle.
+    path = Path(os.path.realpath(root / location))
     if not path.is_relative_to(root) or Path(location).is_absolute():
         raise UnsafePath(f"{where}: external data {location!r} is outside the model's directory")
     return path

@@ -208,7 +208,9 @@ def test_the_same_options_are_in_all_commands(name: str) -> None:
         for option in ("-h, --help", "--version", "-q, --quiet", "--json", "-o, --output"):
             assert option in text
         assert "-f, --force" in text
-    assert run_script(f"elsa-{name}", "--version").stdout.startswith(f"elsa-{name}, version ")
+    assert run_script(f"elsa-{name}", "--version").stdout.startswith(
+        f"elsa-{name} {elsa.__version__} "
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,249 @@
+"""A run folder that is cut, changed or none: one line, the right code, and nothing is executed."""
+
+import dataclasses
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from test_resume import ARGUMENTS
+
+from elsa_train._checkpointing import _record
+from elsa_train._cli import train
+from elsa_train._files import replacing
+from elsa_train._levels import parse_levels
+from elsa_train._multilevel import FrozenLevel, without_state
+
+WORDS = ["digits", *ARGUMENTS, "--levels", "80", "--plot", "none", "--train-images", "128"]
+WORDS += ["--checkpoint-every", "1"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finished")
+    found = CliRunner().invoke(train, [*WORDS, "-o", str(folder), "-q", "--json"])
+    assert found.exit_code == 0, found.output
+    answer = json.loads(found.stdout)
+    assert found.stderr == ""
+    assert answer["output"] == str(folder)
+    assert answer["runs"][0]["seed"] == 0
+    assert answer["runs"][0]["model"] == str(folder / "seed-0" / "model.safetensors")
+    assert [row["level"] for row in answer["runs"][0]["levels"]] == ["80%", "dense"]
+    return folder / "seed-0"
+
+
+@pytest.fixture
+def folder(finished, tmp_path):
+    return shutil.copytree(finished, tmp_path / "run" / "seed-0")
+
+
+def again(folder, *more):
+    found = CliRunner().invoke(train, [*WORDS, "-o", str(folder.parent), "-q", *more])
+    assert "Traceback" not in found.output
+    if found.exit_code:
+        assert isinstance(found.exception, SystemExit)
+        assert found.output.startswith("error: ")
+        assert found.output.count("\n") == 1, found.output
+    return found
+
+
+def files(folder):
+    return {p: p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text[: len(text) // 2],
+        lambda text: "",
+        lambda text: "[]",
+        lambda text: "7",
+        lambda text: "{}",
+        lambda text: "[" * 100_000,
+        lambda text: text.replace('"elsa"', '"other"'),
+        lambda text: text.replace('"80%"', '"70%"'),
+        lambda text: text.replace('"nonzero": ', '"nonzero": NaN, "x": '),
+        lambda text: text.replace('"sparsity": ', '"sparsity": "a", "y": '),
+        lambda text: json.dumps({**json.loads(text), "rows": [None]}),
+        lambda text: json.dumps({**json.loads(text), "rows": 5}),
+        lambda text: json.dumps({**json.loads(text), "seconds": 10**400}),
+    ],
+)
+def test_results_that_no_run_wrote(folder, change):
+    path = folder / "results.json"
+    path.write_text(change(path.read_text()))
+    before = files(folder)
+    found = again(folder)
+    assert found.exit_code == 3
+    assert "results.json: cut, or not of a run" in found.output
+    assert files(folder) == before
+
+
+def test_settings_in_the_folder_name_no_code(folder):
+    path = folder / "results.json"
+    found = json.loads(path.read_text())
+    found["settings"] |= {"dataset": "os:system", "data_dir": f"touch {folder}/stolen"}
+    path.write_text(json.dumps(found))
+    assert again(folder).exit_code == 2
+    path.unlink()
+    for meta in folder.glob("checkpoints/*/meta/metadata"):
+        entry = json.loads(meta.read_text())
+        entry["settings"] |= {"dataset": "os:system", "data_dir": f"touch {folder}/stolen"}
+        meta.write_text(json.dumps(entry))
+    refused = again(folder)
+    assert refused.exit_code == 2
+    assert "other settings" in refused.output
+    assert not (folder / "stolen").exists()
+
+
+def unfinish(folder):
+    (folder / "results.json").unlink()
+    (folder / "model.safetensors").unlink()
+    return max(folder.glob("checkpoints/[0-9]*"), key=lambda path: int(path.name))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"done": 99},
+        {"done": "2"},
+        {"done": -7},
+        {"step": 10**12},
+        {"step": "x"},
+        {"frozen": []},
+        {"frozen": [{}]},
+        {"settings": None},
+    ],
+    ids=str,
+)
+def test_checkpoints_that_no_run_wrote(folder, change):
+    meta = unfinish(folder) / "meta" / "metadata"
+    meta.write_text(json.dumps(json.loads(meta.read_text()) | change))
+    found = again(folder)
+    assert found.exit_code == (2 if "settings" in change else 3)
+    assert "--force" in found.output
+    assert not (folder / "model.safetensors").exists()
+
+
+def test_cut_checkpoints(folder):
+    last = unfinish(folder)
+    for path in sorted(last.rglob("*"), key=lambda path: -len(path.parts)):
+        if path.is_file() and "arrays" in path.parts:
+            path.write_bytes(path.read_bytes()[:10])
+    found = again(folder)
+    assert found.exit_code == 3
+    assert "--force starts over" in found.output
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"PK\x03\x04nothing", None, "npy", "pickle", "wrong", "infinite"],
+    ids=["empty", "cut", "half", "npy", "pickle", "wrong", "infinite"],
+)
+def test_an_initial_network_that_no_run_wrote(folder, content):
+    unfinish(folder)
+    path = folder / "initial.npz"
+    if content is None:
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    elif isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        arrays = dict(np.load(path))
+        name = min(arrays)
+        value = arrays[name]
+        with path.open("wb") as file:
+            if content == "npy":
+                np.save(file, value)
+            elif content == "pickle":
+                np.savez(file, **{**arrays, name: np.array([Touch(folder)], object)})
+            elif content == "wrong":
+                np.savez(file, **{**arrays, name: value.astype(np.int8)})
+            else:
+                np.savez(file, **{**arrays, name: np.full_like(value, np.inf)})
+    found = again(folder)
+    assert found.exit_code == 3
+    assert "initial.npz: cut, or not of a run" in found.output
+    assert not (folder / "stolen").exists()
+
+
+class Touch:
+    """A pickle that writes a file when it is loaded."""
+
+    def __init__(self, folder):
+        self.path = str(folder / "stolen")
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+def test_references_that_no_run_wrote(folder):
+    for text in ("{", '{"reference 80%": "good"}', '{"reference 80%": NaN}', "[1]"):
+        (folder / "references.json").write_text(text)
+        found = again(folder, "--reference")
+        assert found.exit_code == 3
+        assert "references.json" in found.output
+
+
+def test_a_cut_line_of_metrics_is_dropped(folder):
+    path = folder / "metrics.jsonl"
+    unfinish(folder)
+    path.write_text(path.read_text() + '{"phase": "den')
+    assert again(folder).exit_code == 0
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert lines[-1]["measured"] == "dense"
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda path: path.write_text(""), "Not a directory"),
+        (lambda path: path.symlink_to(path), "Too many levels"),
+        (lambda path: (path.mkdir(), (path / "seed-0").write_text("")), "File exists"),
+    ],
+)
+def test_folders_that_cannot_be_written(make, reason, tmp_path):
+    make(tmp_path / "run")
+    found = again(tmp_path / "run" / "seed-0")
+    assert found.exit_code == 1
+    assert reason in found.output
+
+
+def test_force_starts_over_and_removes_only_what_is_a_runs(folder):
+    (folder / "notes.txt").write_text("mine")
+    (folder / "results.json").write_text("{")
+    before = (folder / "model.safetensors").read_bytes()
+    assert again(folder, "-f").exit_code == 0
+    assert (folder / "notes.txt").read_text() == "mine"
+    assert json.loads((folder / "results.json").read_text())["rows"]
+    assert (folder / "model.safetensors").read_bytes() == before
+
+
+def test_force_keeps_the_old_run_if_the_new_one_cannot_start(folder):
+    before = files(folder)
+    assert again(folder, "--restart", "--batch-size", "5000").exit_code == 2
+    assert files(folder) == before
+
+
+def test_what_is_not_written_whole_is_not_written(tmp_path):
+    path = tmp_path / "table.md"
+    path.write_text("old")
+
+    def fail():
+        with replacing(path) as temporary:
+            temporary.write_text("half")
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match=r"No space left.*table\.md"):
+        fail()
+    assert os.listdir(tmp_path) == ["table.md"]
+    assert path.read_text() == "old"
+
+
+@pytest.mark.parametrize("name", ["95%", "2:4"])
+def test_a_frozen_level_survives_its_checkpoint(name):
+    (level,) = parse_levels(name)
+    frozen = FrozenLevel(level, 10, 0.5, {"accuracy": 0.25}, "sha256:…", ())
+    entry = json.loads(json.dumps(dataclasses.asdict(without_state(frozen))))
+    assert _record(entry, ()) == frozen
