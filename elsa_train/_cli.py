@@ -3,16 +3,13 @@
 import glob
 import json
 import logging
-import os
 import re
-import signal
 import sys
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
@@ -182,8 +179,7 @@ def _recipe_options(recipe: Recipe) -> list[click.Parameter]:
 def _using_jax() -> Iterator[None]:
     """Say in one line what is missing, or what the devices could not do."""
     try:
-        with _ending_when_told():
-            yield
+        yield
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
         if package not in NEEDED:
@@ -195,46 +191,6 @@ def _using_jax() -> Iterator[None]:
             raise
         first, *_ = str(error).splitlines() or [""]
         raise TrainError(first) from None
-
-
-@contextmanager
-def _ending_when_told() -> Iterator[None]:
-    """End at Ctrl-C and SIGTERM, whatever JAX makes of the exception that a signal raises.
-
-    Where JAX is called back, by the garbage collector for one, an exception is lost; and taken
-    down while XLA is at work, the interpreter often crashes.
-    """
-    told: list[int] = []
-
-    def stop(number: int, frame: object) -> NoReturn:
-        told.append(number)
-        raise KeyboardInterrupt
-
-    def leave() -> None:
-        with suppress(OSError):
-            say("", err=True)
-        os._exit(128 + told[0])
-
-    def lose(lost: Any) -> None:
-        if told:
-            leave()
-        unraisable(lost)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    unraisable, sys.unraisablehook = sys.unraisablehook, lose
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    except BaseException:
-        if told:
-            leave()  # our own files are as they should be: this is the outermost frame
-        raise
-    finally:
-        sys.unraisablehook = unraisable
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @reports_errors
