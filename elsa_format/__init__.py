@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         InvalidProfile,
         MissingExtra,
         NoGraph,
+        NoLevelGiven,
         NonFinite,
         NoSuchLevel,
         NoSuchTensor,
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
         ProfileMismatch,
         RemoteError,
         TensorMismatch,
+        TooLarge,
         TrailingData,
         Truncated,
         UnknownDtype,
@@ -60,13 +62,13 @@ if TYPE_CHECKING:
         ZeroFrozen,
     )
     from elsa_format._extract import extract
+    from elsa_format._file import File, open
     from elsa_format._header import TensorInfo
     from elsa_format._kernels import kernels
     from elsa_format._layouts import Bitmask, Csr
     from elsa_format._level_file import load_level
     from elsa_format._pack import PackReport, pack
     from elsa_format._profile import Level, Profile
-    from elsa_format._reader import File, open
     from elsa_format._stream import stream
     from elsa_format._verify import Report, verify
     from elsa_format._writer import LevelSpec, write
@@ -102,6 +104,7 @@ __all__ = [
     "LevelSpec",
     "MissingExtra",
     "NoGraph",
+    "NoLevelGiven",
     "NoSuchLevel",
     "NoSuchTensor",
     "NonFinite",
@@ -115,6 +118,7 @@ __all__ = [
     "Report",
     "TensorInfo",
     "TensorMismatch",
+    "TooLarge",
     "TrailingData",
     "Truncated",
     "UnknownDtype",
@@ -144,13 +148,13 @@ _MODULES = (
     "_digest",
     "_errors",
     "_extract",
+    "_file",
     "_header",
     "_kernels",
     "_layouts",
     "_level_file",
     "_pack",
     "_profile",
-    "_reader",
     "_stream",
     "_verify",
     "_writer",

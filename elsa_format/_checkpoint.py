@@ -24,17 +24,18 @@ from elsa_format._errors import (
     InvalidLayout,
     MissingExtra,
     TensorMismatch,
+    Truncated,
 )
 from elsa_format._header import Header, TensorInfo
 from elsa_format._index import is_index
 from elsa_format._json import MAX_OFFSET
-from elsa_format._level_file import KEY as LEVEL_KEY
-from elsa_format._level_file import LevelFile, open_shards
-from elsa_format._level_file import parse as parse_level_file
+from elsa_format._level_document import KEY as LEVEL_KEY
+from elsa_format._level_document import LevelFile
+from elsa_format._level_document import parse as parse_level
 from elsa_format._memory import give_block, take_block
+from elsa_format._open import open_level
 from elsa_format._profile import KEY, RESERVED
-from elsa_format._shards import open_plain
-from elsa_format._storage import Storage, fill, is_url
+from elsa_format._storage import fill, is_url
 
 
 @runtime_checkable
@@ -128,18 +129,9 @@ class SafetensorsCheckpoint(_Base):
     """A plain safetensors file, or the shards that an index names."""
 
     def __init__(self, source: str | os.PathLike[str]) -> None:
-        self._storage: Storage
-        self._header: Header
-        if is_index(source):
-            shards, _, _ = open_shards(source, _refuse_packed)
-            self._storage, self._header = shards, shards.header
-            parts = [shard.header for shard in shards.shards]
-        else:
-            self._storage, self._header = open_plain(source, _refuse_packed)
-            parts = [self._header]
-        self.path = self._storage.name
-        self.groups = [list(header.tensors) for header in parts]
-        """The tensors of each file."""
+        network = open_level(source, _refuse_packed)
+        self._storage, self._header = network.storage, network.header
+        self.path, self.groups = network.name, network.groups
         try:
             self.tensors = self._header.tensors
             own = (KEY, LEVEL_KEY)
@@ -157,7 +149,8 @@ class SafetensorsCheckpoint(_Base):
         with contextlib.closing(self._storage.reader(start, start + info.nbytes)) as reader:
             for position in range(0, info.nbytes, size):
                 block = buffer[: min(size, info.nbytes - position)]
-                fill(reader, block.data, self.path)
+                if missing := fill(reader, block.data):
+                    raise Truncated(f"{self.path}: tensor {name!r} ends {missing} bytes early")
                 yield block
         give_block(buffer)
 
@@ -174,7 +167,7 @@ def _refuse_packed(header: Header, where: str) -> LevelFile | None:
     """What a level file says of itself; only a dense one is a checkpoint."""
     if KEY in header.metadata:
         raise AlreadyPacked(f"{where}: is an ELSA file already")
-    level = parse_level_file(header, where)
+    level = parse_level(header, where)
     if level and level.layout != "dense":
         raise InvalidLayout(
             f"{where}: holds a level in layout {level.layout}",

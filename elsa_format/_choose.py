@@ -2,22 +2,23 @@
 
 from fractions import Fraction
 
-from elsa_format._errors import NoSuchLevel
-from elsa_format._header import Header
+from elsa_format._errors import NoLevelGiven, NoSuchLevel
 from elsa_format._layouts import LAYOUTS, Layout
+from elsa_format._level_header import LevelSizes
+from elsa_format._network import Network
 from elsa_format._options import one_of, whole
-from elsa_format._plan import LevelSizes
-from elsa_format._profile import LevelLike, Profile
+from elsa_format._profile import LevelLike
 from elsa_format.levels import Sparsity, parse_sparsity
 
 TOLERANCE = 5e-4
 """A level made for 90 % keeps whole weights, so its sparsity may fall short by a rounding."""
 
 
+_CHOOSE = "give one of {level}, {sparsity} and {max_size}"
+
+
 def choose_level(
-    header: Header,
-    profile: Profile,
-    where: str,
+    network: Network,
     *,
     level: LevelLike | None = None,
     sparsity: Sparsity | None = None,
@@ -30,47 +31,59 @@ def choose_level(
     By size: the densest level whose file, in this layout, is not larger.
     """
     one_of("layout", layout, LAYOUTS)
-    if sum(wish is not None for wish in (level, sparsity, max_size)) != 1:
+    wishes = sum(wish is not None for wish in (level, sparsity, max_size))
+    only = network.only_level()
+    if wishes > 1:
         raise TypeError("give exactly one of level, sparsity, max_size")
+    if wishes == 0:
+        if only is None:
+            count = len(network.profile.levels)
+            raise NoLevelGiven(f"{network.name}: holds {count} levels", _CHOOSE)
+        return only
     if level is not None:
-        return profile.level_number(level, where)
-    numbers = range(len(profile.levels), 0, -1)
+        return network.level_number(level)
     if sparsity is not None:
-        parsed = parse_sparsity(sparsity)
-        wanted = float(parsed if isinstance(parsed, Fraction) else parsed.sparsity)
-        found = {t: level_sparsity(header, profile, t) for t in numbers}
-        for t in numbers:
-            if found[t] >= wanted - TOLERANCE:
-                return t
-        raise NoSuchLevel(
-            f"{where}: no level is {wanted:.4%} sparse; the sparsest has {found[1]:.4%}"
-        )
-    max_size = whole("max_size", max_size, low=0)
-    sizes = LevelSizes(header, profile)
+        return _sparse_enough(network, sparsity)
+    return _small_enough(network, whole("max_size", max_size, low=0), layout)
+
+
+def _sparse_enough(network: Network, sparsity: Sparsity) -> int:
+    parsed = parse_sparsity(sparsity)
+    wanted = float(parsed if isinstance(parsed, Fraction) else parsed.sparsity)
+    found = {t: _sparsity(network, t) for t in range(len(network.profile.levels), 0, -1)}
+    for t, zeros in found.items():
+        if zeros >= wanted - TOLERANCE:
+            return t
+    raise NoSuchLevel(
+        f"{network.name}: no level is {wanted:.4%} sparse; the sparsest has {found[1]:.4%}"
+    )
+
+
+def _sparsity(network: Network, level: int) -> float:
+    """The fraction of nested weights that a level zeroes: as asked for, else as counted."""
+    entry = network.profile.levels[level - 1]
+    if entry.target is not None:
+        return entry.target
+    return 1 - entry.nonzero / network.weights if network.weights else 0.0
+
+
+def _small_enough(network: Network, max_size: int, layout: Layout) -> int | None:
+    sizes = LevelSizes(network)
     if layout == "dense" and sizes.size(None, "dense") <= max_size:
         return None
-    for t in numbers:
+    for t in range(len(network.profile.levels), 0, -1):
         if sizes.size(t, layout) <= max_size:
             return t
     smallest = ", ".join(f"{sizes.size(1, name)} as {name}" for name in LAYOUTS)
     raise NoSuchLevel(
-        f"{where}: no level fits {max_size} bytes as {layout}; level 1 takes {smallest}"
+        f"{network.name}: no level fits {max_size} bytes as {layout}; level 1 takes {smallest}"
     )
 
 
-def check_layout(profile: Profile, level: int | None, layout: Layout, where: str) -> None:
+def check_layout(network: Network, level: int | None, layout: Layout) -> None:
     """Refuse a sparse layout of the dense network."""
     if one_of("layout", layout, LAYOUTS) != "dense" and level is None:
         raise NoSuchLevel(
-            f"{where}: the dense network has no layout {layout}, "
-            f"expected a level 1..{len(profile.levels)}"
+            f"{network.name}: the dense network has no layout {layout}, "
+            f"expected a level 1..{len(network.profile.levels)}"
         )
-
-
-def level_sparsity(header: Header, profile: Profile, level: int) -> float:
-    """The fraction of nested weights that a level zeroes: as asked for, else as counted."""
-    entry = profile.levels[level - 1]
-    if entry.target is not None:
-        return entry.target
-    total = sum(header.tensors[name].elements for name in profile.nested)
-    return 1 - entry.nonzero / total if total else 0.0

@@ -2,15 +2,15 @@
 
 import hashlib
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from elsa_format import _kernels
 from elsa_format._dtypes import of_array
 from elsa_format._header import TensorInfo
+from elsa_format._kept import compact
 from elsa_format._memory import give_block, take_block
 from elsa_format._threads import CORES, Task, start
 
@@ -48,7 +48,7 @@ class _LevelHash:
 
     def update(self, words: NDArray[Any], bits: int) -> None:
         bitmask, values = _SCRATCH.of(words)
-        kept = _kernels.compact(words, bits, self.level, bitmask, values)
+        kept = compact(words, bits, self.level, bitmask, values)
         self.mask.update(bitmask.data)
         self.values.update(values[:kept].data)
 
@@ -60,8 +60,8 @@ class _NestedHash:
     all else that is done with a block.
     """
 
-    def __init__(self, levels: int) -> None:
-        self.levels = [_LevelHash(t) for t in range(1, levels + 1)]
+    def __init__(self, limits: Sequence[int]) -> None:
+        self.levels = [_LevelHash(limit) for limit in limits]
         self._copy = np.empty(0, np.uint8)
         self._running: list[Task] = []
 
@@ -98,9 +98,10 @@ class _NestedHash:
 class LevelDigests:
     """Digests of all levels of a network, from its tensors in any order, even interleaved."""
 
-    def __init__(self, bits: int, levels: int) -> None:
-        self.bits = bits
-        self.lines: list[dict[str, str]] = [{} for _ in range(levels)]
+    def __init__(self, bits: int, limits: Sequence[int]) -> None:
+        """Of each level, `limits` has the largest counter that it keeps."""
+        self.bits, self._limits = bits, limits
+        self.lines: list[dict[str, str]] = [{} for _ in limits]
         """Of each level: the lines of the tensors that are complete."""
         self._plain: dict[str, Any] = {}
         self._nested: dict[str, _NestedHash] = {}
@@ -112,7 +113,7 @@ class LevelDigests:
     def update_nested(self, name: str, words: NDArray[Any]) -> None:
         """Take the next weights of a nested tensor: a multiple of 8, but for the last block."""
         if name not in self._nested:
-            self._nested[name] = _NestedHash(len(self.lines))
+            self._nested[name] = _NestedHash(self._limits)
         self._nested[name].update(words, self.bits)
 
     def end_plain(self, info: TensorInfo, name: str, levels: Iterable[int]) -> None:
@@ -124,7 +125,7 @@ class LevelDigests:
 
     def end_nested(self, info: TensorInfo) -> None:
         """Finish a nested tensor."""
-        hashes = self._nested.pop(info.name, None) or _NestedHash(len(self.lines))
+        hashes = self._nested.pop(info.name, None) or _NestedHash(self._limits)
         hashes.finish()
         for level, lines in zip(hashes.levels, self.lines, strict=True):
             lines[info.name] = digest_line(

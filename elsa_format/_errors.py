@@ -13,6 +13,8 @@ ElsaError
 │                   InvalidCheckpoint
 ├── InvalidOption               what was asked for is at fault, not the file (exit code 2)
 │   ├── NoSuchLevel             the level asked for is not in the file
+│   ├── NoLevelGiven            a level has to be chosen, and was not
+│   ├── TooLarge                the network takes more memory than allowed
 │   └── packing     InfeasibleLevels · NoSuchTensor · NoGraph, which are FormatErrors too
 ├── OutputExists                the output is there already (exit code 1)
 ├── InputChanged                the input was modified while it was read (exit code 1)
@@ -195,6 +197,19 @@ class InvalidOption(ElsaError, ValueError):
 
 class NoSuchLevel(InvalidOption):
     """The level asked for is not in the file."""
+
+
+class NoLevelGiven(InvalidOption, TypeError):
+    """A level has to be chosen, and was not."""
+
+
+class TooLarge(InvalidOption):
+    """The network takes more memory than the caller allows."""
+
+    @classmethod
+    def of(cls, what: str, max_bytes: int) -> "TooLarge":
+        """For what is larger than the caller's limit."""
+        return cls(f"{what}, more than the {max_bytes} that are allowed", "see {max_bytes}")
 
 
 class InfeasibleLevels(InvalidOption, FormatError):

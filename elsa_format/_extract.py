@@ -3,37 +3,29 @@
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from numpy.typing import NDArray
 
-from elsa_format import _level_file
-from elsa_format._blocks import (
-    BlockReader,
-    OpenSource,
-    Progress,
-    Source,
-    Track,
-    ignore,
-    open_source,
-    read_profile,
-    tracks,
-)
+from elsa_format import _level_document
 from elsa_format._choose import check_layout, choose_level
 from elsa_format._errors import NoSuchLevel
-from elsa_format._header import Header, TensorInfo
+from elsa_format._header import TensorInfo
 from elsa_format._index import index_bytes, is_index
 from elsa_format._json import parse_document
 from elsa_format._kernels import mask
-from elsa_format._layouts import Layout, Piece, encoder, nested_at, parts
-from elsa_format._level_file import KEY as LEVEL_KEY
+from elsa_format._layouts import FORMS, Layout, Piece
+from elsa_format._level_header import level_header
+from elsa_format._level_network import LevelNetwork
+from elsa_format._level_reader import LevelReader
+from elsa_format._network import Network, Step
+from elsa_format._open import open_network
 from elsa_format._options import whole
 from elsa_format._output import Output, Target, is_special
-from elsa_format._plan import Step, level_header, plain_names, plan
-from elsa_format._profile import KEY, LevelLike, LevelNumber, Profile, variant_name
+from elsa_format._profile import LevelLike, LevelNumber, variant_name
 from elsa_format._shard_output import check_shard_size, group_tensors, open_destination
-from elsa_format._threads import Meter
+from elsa_format._storage import Source
+from elsa_format._threads import Meter, Progress, no_progress
 from elsa_format._writer import LevelSpec, open_writers
 from elsa_format.levels import Sparsity
 
@@ -50,17 +42,20 @@ def extract(
     verify: bool = True,
     max_shard_size: int | None = None,
     jobs: int = 1,
+    max_bytes: int | None = None,
     force: bool = False,
-    progress: Progress = ignore,
+    progress: Progress = no_progress,
 ) -> LevelNumber:
     """Write one level of an ELSA file as a checkpoint of its own; returns which.
+
+    Of a level file, whose level need not be named, it is the way to another layout.
 
     The level is given by number or name, or as the densest with at least a `sparsity` (percent, or
     a fraction below 1), or as the densest whose file has at most `max_size` bytes. Source and
     target are paths or binary streams; neither needs to seek. The source may be a URL too. With
     `keep_levels` the output stays an ELSA file that holds levels 1..level; it has no layout but
-    dense. Checksums are compared unless `verify` is false, and on any error a file target is left
-    as it was.
+    dense. A network of more than `max_bytes` is refused. Checksums are compared unless `verify` is
+    false, and on any error a file target is left as it was.
 
     A target that ends in `.index.json` is written in shards, those of the source or, given
     `max_shard_size`, as many as it takes; `jobs` shards of the source are read at a time.
@@ -74,45 +69,25 @@ def extract(
     jobs = whole("jobs", jobs, low=1)
     if keep_levels and (layout != "dense" or max_size is not None):
         raise TypeError("keep_levels goes with the dense layout, and with level or sparsity")
-    with open_source(source) as opened:
-        header, profile = read_profile(opened)
+    with open_network(source, along=True, max_bytes=max_bytes) as network:
         number = choose_level(
-            header,
-            profile,
-            opened.name,
-            level=level,
-            sparsity=sparsity,
-            max_size=max_size,
-            layout=layout,
+            network, level=level, sparsity=sparsity, max_size=max_size, layout=layout
         )
-        check_layout(profile, number, layout, opened.name)
-        if number is None and keep_levels:
-            raise NoSuchLevel(
-                f"{opened.name}: the dense network has no levels to keep, "
-                f"expected a level 1..{len(profile.levels)}"
-            )
-        meter = Meter(progress, header.data_size)
-        job = _Job(
-            header,
-            profile,
-            number,
-            layout,
-            tracks(opened, header, profile if verify else None, meter),
-            partial(meter.run, jobs=jobs if _takes_any_order(target) else 1),
-        )
-        groups = [plain_names(header)]
+        check_layout(network, number, layout)
+        if isinstance(network, LevelNetwork) and layout != "dense":
+            network = network.count()
+        several = isinstance(target, str | os.PathLike) and not is_special(target)
+        meter = Meter(progress, network.header.data_size)
+        job = _Job(network, number, layout, verify, meter, jobs if several else 1)
+        groups = [list(network.tensors)]
         if is_index(target):
-            groups = job.groups(opened, max_shard_size, keep_levels=keep_levels)
-        if keep_levels and number is not None:
-            job.keep_levels(groups, target, number, force=force)
+            sizes = {name: job.size(name, keep_levels) for name in network.tensors}
+            groups = group_tensors(sizes, network.groups, max_shard_size)
+        if keep_levels:
+            job.keep_levels(groups, target, force=force)
         else:
             job.extract(groups, target, force=force)
-        return "dense" if number is None else number
-
-
-def _takes_any_order(target: Target) -> bool:
-    """Whether several threads may write at once: to a new file, not to a stream or device."""
-    return isinstance(target, str | os.PathLike) and not is_special(target)
+        return network.stated(number)
 
 
 @dataclass
@@ -131,30 +106,36 @@ class _Place:
 class _Job:
     """A level to be extracted."""
 
-    header: Header
-    profile: Profile
+    network: Network
     level: int | None
     layout: Layout
-    tracks: list[Track]
-    run: Callable[[Callable[[Track], None], list[Track]], object]
+    verify: bool
+    meter: Meter
+    jobs: int
+    """Files that are read at a time: several only where the output takes any order."""
 
-    def groups(
-        self, source: OpenSource, max_size: int | None, *, keep_levels: bool
-    ) -> list[list[str]]:
-        """The tensors of each shard to be written."""
-        sizes = {name: self._size(name, keep_levels) for name in plain_names(self.header)}
-        files = [shard.header for shard in source.shards.shards] if source.shards else [self.header]
-        return group_tensors(sizes, [plain_names(file) for file in files], max_size)
-
-    def _size(self, name: str, keep_levels: bool) -> int:
-        info = self.header.tensors[name]
+    def size(self, name: str, keep_levels: bool) -> int:
+        """Bytes that a tensor will take."""
+        network, info = self.network, self.network.tensors[name]
+        nested = network.nested(info, self.level)
         if self.level is not None and keep_levels:
-            return info.nbytes * (1 + self.level if name in self.profile.varying else 1)
-        if self.level is None or name not in self.profile.nested:
+            return info.nbytes * (1 + self.level if name in network.profile.varying else 1)
+        if nested is None:
             return info.nbytes
-        kept = self.profile.nested[name][self.level - 1]
-        stored = parts(self.layout, name, info.dtype, info.shape, kept)
-        return sum(part.nbytes for part in stored)
+        form = FORMS[self.layout]
+        parts = form.parts(name, info.dtype, info.shape, nested.expected)
+        return sum(part.nbytes for part in parts)
+
+    def _read(self, take: Callable[[LevelReader, Step], None]) -> None:
+        """Hand over every stored tensor, of several files at the same time."""
+
+        def read(part: Network) -> None:
+            with LevelReader(part, verify=self.verify, tick=self.meter.tick) as reader:
+                for step in part.steps(self.level):
+                    take(reader, step)
+                reader.finish()
+
+        self.meter.run(read, self.network.parts, self.jobs)
 
     def extract(self, groups: list[list[str]], target: Target, *, force: bool) -> None:
         """Write the level as a plain checkpoint."""
@@ -162,77 +143,67 @@ class _Job:
         with open_destination(target, len(groups), force=force, in_order=in_order) as destination:
             places: dict[str, _Place] = {}
             files = []
-            for number, (output, names) in enumerate(
-                zip(destination.outputs, groups, strict=True), 1
-            ):
-                part = (self.header, self.profile)
+            for number, output in enumerate(destination.outputs, 1):
+                network = self.network
                 if destination.sharded:
-                    part = self._part(names, (number, len(groups)))
-                prefix, placed = level_header(*part, self.level, self.layout)
+                    network = self._shard(groups[number - 1], (number, len(groups)))
+                prefix, placed = level_header(network, self.level, self.layout)
                 output.write_at(0, prefix)
                 for name, info in placed.items():
                     places[name] = _Place(output, len(prefix) + info.start)
                 files.append(placed.values())
-            steps = {step.info.name: step for step in plan(self.header, self.profile, self.level)}
 
-            def copy(track: Track) -> None:
-                with track.open() as reader:
-                    for info in track.tensors:
-                        for name, piece in self._pieces(reader, steps[info.name]):
-                            places[name].write(piece)
-                    reader.finish()
+            def copy(reader: LevelReader, step: Step) -> None:
+                for name, piece in self._pieces(reader, step):
+                    places[name].write(piece)
 
-            self.run(copy, self.tracks)
+            self._read(copy)
             index = b""
             if destination.sharded:
                 index = index_bytes(destination.names, files, self._index_metadata())
             destination.commit(index)
 
-    def _part(self, names: list[str], shard: tuple[int, int]) -> tuple[Header, Profile]:
-        """The header and profile as far as they are about some of the tensors."""
-        here, profile = set(names), self.profile
-        varying = tuple(name for name in profile.per_level if name in here)
-        numbers = range(1, len(profile.levels) + 1)
-        here |= {variant_name(name, t) for name in varying for t in numbers}
-        tensors = {name: info for name, info in self.header.tensors.items() if name in here}
-        nested = {name: counts for name, counts in profile.nested.items() if name in here}
-        return (
-            replace(self.header, tensors=tensors),
-            replace(profile, nested=nested, per_level=varying, shard=shard),
-        )
+    def _shard(self, names: list[str], shard: tuple[int, int]) -> Network:
+        """The network as far as it is about some of the tensors."""
+        profile, here = self.network.profile, set(names)
+        for name in here & profile.varying:
+            here |= {variant_name(name, t) for t in range(1, len(profile.levels) + 1)}
+        return self.network.part(frozenset(here), shard)
 
     def _index_metadata(self) -> dict[str, Any]:
         """What the shards of a level cannot say by themselves: the digest of the whole."""
         if self.level is None:
             return {}
-        described = _level_file.describe(self.profile, self.level, self.layout, {})
-        document = parse_document(described, _level_file.KEY)
+        described = self.network.describe(self.level, self.layout, {})
+        document = parse_document(described, _level_document.KEY)
         del document["tensors"]
-        return {_level_file.KEY: document}
+        return {_level_document.KEY: document}
 
-    def _pieces(self, reader: BlockReader, step: Step) -> Iterator[Piece]:
+    def _pieces(self, reader: LevelReader, step: Step) -> Iterator[Piece]:
         """What one stored tensor contributes to the level file."""
         if step.name is None:
             reader.skip(step.info)
-            return
-        blocks = reader.blocks(step.info)
-        if self.level is None or not step.nested:
-            for block in blocks:
+        elif step.nested is None:
+            for block in reader.blocks(step.info):
                 yield step.name, block
         else:
-            tensor = nested_at(self.profile, step.info, self.level, reader.source.name)
-            encode = encoder(self.layout, tensor)
-            for block in blocks:
-                yield from encode.encode(block.view(step.info.dtype.words))
-            yield from encode.finish()
+            encoder = FORMS[self.layout].encoder(step.nested)
+            for block in reader.blocks(step.info):
+                yield from encoder.encode(block.view(step.info.dtype.words))
+            yield from encoder.finish()
 
-    def keep_levels(
-        self, groups: list[list[str]], target: Target, level: int, *, force: bool
-    ) -> None:
-        """Cut the file down to its first levels; level `level` becomes the dense network."""
-        header, profile = self.header, self.profile
+    def keep_levels(self, groups: list[list[str]], target: Target, *, force: bool) -> None:
+        """Cut the file down to its first levels; the last of them becomes the dense network."""
+        network, profile, level = self.network, self.network.profile, self.level
+        if isinstance(network, LevelNetwork):
+            raise NoSuchLevel(f"{network.name}: a level file has no levels to keep")
+        if level is None:
+            raise NoSuchLevel(
+                f"{network.name}: the dense network has no levels to keep, "
+                f"expected a level 1..{len(profile.levels)}"
+            )
         copies: dict[str, list[str]] = {}
-        for name in plain_names(header):
+        for name in network.tensors:
             copies[profile.stored_name(name, level)] = [name]
         for name in profile.per_level:
             for t in range(1, level + 1):
@@ -241,7 +212,7 @@ class _Job:
         for name in profile.per_level:
             group_of |= {variant_name(name, t): group_of[name] for t in range(1, level + 1)}
         infos: list[list[TensorInfo]] = [[] for _ in groups]
-        for stored, info in header.tensors.items():
+        for stored, info in network.header.tensors.items():
             for name in copies.get(stored, ()):
                 infos[group_of[name]].append(replace(info, name=name))
         with open_writers(
@@ -254,22 +225,19 @@ class _Job:
             ],
             nested=profile.nested,
             per_level=profile.per_level,
-            metadata={k: v for k, v in header.metadata.items() if k not in (KEY, LEVEL_KEY)},
+            metadata=network.metadata,
             dense_metrics=profile.levels[level - 1].metrics,
             digests=any(entry.digest for entry in profile.levels),
             force=force,
         ) as writers:
 
-            def copy(track: Track) -> None:
-                with track.open() as reader:
-                    for info in track.tensors:
-                        for block in reader.blocks(info):
-                            if info.name in profile.nested:
-                                words = block.view(info.dtype.words)
-                                mask(words, words, profile.bits, level)
-                            for name in copies.get(info.name, ()):
-                                writers.append(name, block)
-                    reader.finish()
+            def copy(reader: LevelReader, step: Step) -> None:
+                for block in reader.blocks(step.info):
+                    if step.nested is not None:
+                        words = block.view(step.info.dtype.words)
+                        mask(words, words, profile.bits, level)
+                    for name in copies.get(step.info.name, ()):
+                        writers.append(name, block)
 
-            self.run(copy, self.tracks)
+            self._read(copy)
             writers.finish()

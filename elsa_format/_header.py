@@ -11,6 +11,7 @@ from elsa_format._errors import (
     InvalidHeader,
     InvalidJson,
     InvalidOffsets,
+    TooLarge,
     TrailingData,
     Truncated,
     UnknownDtype,
@@ -80,6 +81,18 @@ class Header:
         return sum(info.nbytes for info in self.tensors.values())
 
 
+@dataclass(frozen=True)
+class VirtualHeader(Header):
+    """A header that no file has, of tensors that are read as if one had."""
+
+    headers_size: int = field(default=0, kw_only=True)
+
+    @property
+    def data_start(self) -> int:
+        """Where the data would start: behind all headers that there are."""
+        return self.headers_size
+
+
 def read_exactly(source: Readable, size: int) -> bytes:
     """Up to `size` bytes, fewer only at the end of the source; short reads are joined."""
     parts = []
@@ -92,7 +105,7 @@ def read_exactly(source: Readable, size: int) -> bytes:
     return b"".join(parts)
 
 
-def read_header(source: Readable, where: str) -> Header:
+def read_header(source: Readable, where: str, max_bytes: int | None = None) -> Header:
     """Read and check the header; the source is left at the first byte of data."""
     prefix = read_exactly(source, LENGTH_BYTES)
     if len(prefix) < LENGTH_BYTES:
@@ -103,6 +116,8 @@ def read_header(source: Readable, where: str) -> Header:
         problem = foreign(prefix + read_exactly(source, SNIFFED - LENGTH_BYTES))
         expected = f"header of {length} bytes, expected at most {MAX_HEADER}"
         raise HeaderTooLarge(f"{where}: {problem or expected}")
+    if max_bytes is not None and length > max_bytes:
+        raise TooLarge.of(f"{where}: a header of {length} bytes", max_bytes)
     raw = read_exactly(source, length)
     if len(raw) < length:
         raise Truncated(f"{where}: header of {length} bytes ends after {len(raw)}")

@@ -216,6 +216,16 @@ def commit_together(files: Sequence[AtomicFile], *, instead_of: Path | None = No
         file.close()
 
 
+def commit_outputs(outputs: Sequence[Output]) -> None:
+    """Let outputs appear that belong together, the last only while all others are there."""
+    files = [output for output in outputs if isinstance(output, AtomicFile)]
+    if len(files) == len(outputs):
+        commit_together(files)
+        return
+    for output in outputs:  # a device or pipe among them
+        output.commit()
+
+
 def _sync_folder(path: Path) -> None:
     with contextlib.suppress(OSError):  # not every directory can be synced
         folder = os.open(path.parent, os.O_RDONLY)

@@ -18,7 +18,6 @@ from elsa_format._assign import (
     Words,
     one_shot,
 )
-from elsa_format._blocks import Progress, ignore
 from elsa_format._checkpoint import (
     Checkpoint,
     CheckpointLike,
@@ -43,7 +42,7 @@ from elsa_format._options import one_of, strings, whole
 from elsa_format._output import Target
 from elsa_format._profile import MAX_LEVELS, Profile, bits_for, variant_name
 from elsa_format._shard_output import check_shard_size, group_tensors
-from elsa_format._threads import Meter
+from elsa_format._threads import Meter, Progress, no_progress
 from elsa_format._writer import LevelSpec, Writer, Writers, open_writers, refuse_same_names
 from elsa_format.levels import Sparsity, parse_sparsities
 
@@ -86,7 +85,7 @@ def pack(
     max_shard_size: int | None = None,
     jobs: int = 1,
     force: bool = False,
-    progress: Progress = ignore,
+    progress: Progress = no_progress,
 ) -> PackReport:
     """Nest levels into a dense checkpoint and write the ELSA file.
 

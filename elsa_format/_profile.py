@@ -5,7 +5,7 @@ import math
 import operator
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, SupportsIndex
 
@@ -141,6 +141,17 @@ class Profile:
     def varying(self) -> frozenset[str]:
         """The per-level tensors, to look names up in."""
         return frozenset(self.per_level)
+
+
+def join_profiles(parts: Sequence[Profile]) -> Profile:
+    """The profile of a network from those of its shards, whose level tables are the same."""
+    return replace(
+        parts[0],
+        nested={name: counts for part in parts for name, counts in part.nested.items()},
+        per_level=tuple(sorted(name for part in parts for name in part.per_level)),
+        checksums={name: xxh for part in parts for name, xxh in part.checksums.items()},
+        shard=None,
+    )
 
 
 def find_level(level: LevelLike, names: Sequence[str], where: str = "") -> int | None:

@@ -345,10 +345,10 @@ class FsspecStorage(StreamStorage):
             super().__init__(stream, redact(url))
             stack.pop_all()
 
-    def read_into(self, position: int, view: memoryview) -> None:
-        """Fill the buffer from a position."""
+    def read_at(self, position: int, view: memoryview) -> int:
+        """Fill as much of the buffer as one read gives from a position."""
         with _store_errors(self._url):
-            super().read_into(position, view)
+            return super().read_at(position, view)
 
     def close(self) -> None:
         """Close what was opened here."""

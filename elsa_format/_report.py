@@ -9,21 +9,18 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
-from elsa_format._blocks import (
-    BlockReader,
-    Progress,
-    Source,
-    check_size,
-    ignore,
-    open_source,
-    read_profile,
-)
-from elsa_format._header import Header
+from elsa_format._errors import InvalidOption
 from elsa_format._layouts import LAYOUTS
+from elsa_format._level_header import LevelSizes
+from elsa_format._level_network import LevelNetwork
+from elsa_format._level_reader import LevelReader
+from elsa_format._network import Network
+from elsa_format._open import open_network
 from elsa_format._output import Target, open_output
-from elsa_format._plan import LevelSizes, plain_names
-from elsa_format._profile import KEY, Profile
+from elsa_format._profile import KEY
 from elsa_format._report_pictures import survey
+from elsa_format._storage import Source
+from elsa_format._threads import Meter, Progress, no_progress
 
 MOST_METADATA = 1000
 """Characters of a metadata entry that the page shows; some hold whole tokenizers."""
@@ -34,8 +31,9 @@ def write_report(
     target: Target,
     *,
     full: bool = False,
+    max_bytes: int | None = None,
     force: bool = False,
-    progress: Progress = ignore,
+    progress: Progress = no_progress,
 ) -> int:
     """Write the report of an ELSA file and return its size in bytes.
 
@@ -46,35 +44,36 @@ def write_report(
     True
     """
     with open_output(target, force=force, in_order=True) as output:
-        with open_source(source) as opened:
-            header, profile = read_profile(opened)
-            check_size(header, opened.size, opened.name)
-            document = describe(header, profile, opened.name)
+        with open_network(source, along=True, max_bytes=max_bytes) as network:
+            if isinstance(network, LevelNetwork):
+                raise InvalidOption(f"{network.name}: is a level file; a report is of an ELSA file")
+            document = describe(network)
             if full:
-                reader = BlockReader(opened, header, profile, progress=progress)
-                document["full"] = survey(reader, header, profile)
+                meter = Meter(progress, network.header.data_size)
+                with LevelReader(network, tick=meter.tick) as reader:
+                    document["full"] = survey(reader)
         page = render(document)
         output.write_at(0, page)
         output.commit()
     return len(page)
 
 
-def describe(header: Header, profile: Profile, path: str) -> dict[str, Any]:
+def describe(network: Network) -> dict[str, Any]:
     """What the page shows of a header."""
-    tensors = {name: header.tensors[name] for name in plain_names(header)}
-    varying = set(profile.per_level)
-    sizes = LevelSizes(header, profile)
+    header, profile, tensors = network.header, network.profile, network.tensors
+    varying = profile.varying
+    sizes = LevelSizes(network)
     totals = [sum(counts) for counts in zip(*profile.nested.values(), strict=True)]
     return {
         "file": {
-            "name": _printable(os.path.basename(path)),
-            "size": header.data_start + header.data_size,
+            "name": _printable(os.path.basename(network.name)),
+            "size": network.file_size,
             "version": profile.version,
             "bits": profile.bits,
             "shard": profile.shard,
             "parameters": sum(info.elements for info in tensors.values()),
             "tensors": len(tensors),
-            "weights": sum(tensors[name].elements for name in profile.nested),
+            "weights": network.weights,
         },
         "levels": [
             {

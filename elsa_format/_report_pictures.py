@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from elsa_format._blocks import BlockReader
 from elsa_format._dtypes import DTYPES, Dtype
 from elsa_format._errors import CounterOutOfRange, CountMismatch
-from elsa_format._header import Header, TensorInfo
+from elsa_format._header import TensorInfo
+from elsa_format._level_reader import LevelReader
 from elsa_format._profile import Profile
 
 SIDES = (512, 256)
@@ -27,8 +27,9 @@ SMALLEST, LARGEST = -40, 24
 BINS = (LARGEST - SMALLEST) * PER_OCTAVE
 
 
-def survey(reader: BlockReader, header: Header, profile: Profile) -> dict[str, Any]:
+def survey(reader: LevelReader) -> dict[str, Any]:
     """Read the data section once: pictures, magnitudes, and a check of the counters."""
+    header, profile = reader.network.header, reader.network.profile
     order = [name for name in header.tensors if name in profile.nested]
     side, chosen = choose([header.tensors[name] for name in order], profile)
     levels = len(profile.levels)
@@ -48,7 +49,7 @@ def survey(reader: BlockReader, header: Header, profile: Profile) -> dict[str, A
             if picture:
                 picture.take(counters, position)
             position += words.size
-        _check(info, counted.sum(1), profile, reader.source.name)
+        _check(info, counted.sum(1), profile, reader.name)
         whole += counted[: levels + 1]
         if picture:
             surveyed[order.index(info.name)] = picture.to_json(), counted[: levels + 1].copy()

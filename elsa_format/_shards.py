@@ -7,17 +7,23 @@ shards too, by positions that no file has.
 import io
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from elsa_format import _profile
-from elsa_format._errors import CountMismatch, InvalidIndex, UnsafePath
-from elsa_format._header import Header, Readable, TensorInfo, check_size, read_header
-from elsa_format._index import Index, is_index, read_index, shard_path
-from elsa_format._profile import KEY, Profile
+from elsa_format._errors import InvalidIndex, UnsafePath
+from elsa_format._header import (
+    Header,
+    Readable,
+    TensorInfo,
+    VirtualHeader,
+    check_size,
+    read_header,
+)
+from elsa_format._index import Index, read_index, shard_path
+from elsa_format._profile import KEY
 from elsa_format._storage import Reader, Source, Storage, is_url, open_storage
 
 T = TypeVar("T")
@@ -37,18 +43,6 @@ class Shard:
         return self.storage.reader(start, start + self.header.data_size)
 
 
-@dataclass(frozen=True)
-class JoinedHeader(Header):
-    """The headers of all shards as one."""
-
-    headers_size: int = field(default=0, kw_only=True)
-
-    @property
-    def data_start(self) -> int:
-        """Where the first data section would start if all headers came before it."""
-        return self.headers_size
-
-
 class Shards:
     """Storage of several files, as one."""
 
@@ -66,7 +60,7 @@ class Shards:
             position += shard.header.data_size
         metadata.pop(KEY, None)
         headers = sum(shard.header.data_start for shard in self.shards)
-        self.header = JoinedHeader(tensors, metadata, b"", headers_size=headers)
+        self.header = VirtualHeader(tensors, metadata, b"", headers_size=headers)
         self.size = self.header.data_start + self.header.data_size
         self.high_latency = any(shard.storage.high_latency for shard in self.shards)
 
@@ -148,30 +142,6 @@ class _JoinedReader:
         return header.data_start + header.data_size
 
 
-def open_network(source: Source) -> tuple[Storage, Header, Profile]:
-    """An ELSA file or index: its bytes, header and profile."""
-    if is_index(source):
-        shards, profile = open_elsa_shards(source)
-        return shards, shards.header, profile
-    return _open_file(source, _profile.parse)
-
-
-def open_plain(source: Source, check: Callable[[Header, str], object]) -> tuple[Storage, Header]:
-    """A safetensors file: its bytes and header, which `check` may refuse."""
-    storage, header, _ = _open_file(source, check)
-    return storage, header
-
-
-def open_elsa_shards(source: Source) -> tuple[Shards, Profile]:
-    """The shards of an ELSA network by their numbers, and the profile of the whole."""
-    shards, index, profiles = open_parsed(source, _profile.parse)
-    try:
-        return _join(shards, index, profiles)
-    except BaseException:
-        shards.close()
-        raise
-
-
 def shard_source(source: Source, file: str) -> Source:
     """The path or URL of a shard: the index's, with another file name."""
     if isinstance(source, str) and is_url(source):
@@ -192,7 +162,8 @@ def shard_source(source: Source, file: str) -> Source:
     return shard_path(Path(source), file)
 
 
-def _open_file(source: Source, parse: Callable[[Header, str], T]) -> tuple[Storage, Header, T]:
+def open_file(source: Source, parse: Callable[[Header, str], T]) -> tuple[Storage, Header, T]:
+    """A safetensors file: its bytes, its header, and what is parsed of that."""
     storage = open_storage(source)
     try:
         header = read_header(storage.front(), storage.name)
@@ -217,7 +188,7 @@ def open_parsed(
     parsed = {}
     try:
         for file, path in sources.items():
-            storage, header, parsed[file] = _open_file(path, parse)
+            storage, header, parsed[file] = open_file(path, parse)
             opened.append(Shard(file, storage, header))
         _check_map(index, opened, where)
     except BaseException:
@@ -246,35 +217,6 @@ def _check_map(index: Index, shards: Sequence[Shard], where: str) -> None:
             raise InvalidIndex(f"{where}: tensor {name!r} is not in {file!r}")
 
 
-def _join(shards: Shards, index: Index, profiles: Mapping[str, Profile]) -> tuple[Shards, Profile]:
-    where, count = shards.name, len(shards.shards)
-    first = profiles[shards.shards[0].file]
-    numbers: dict[int, Shard] = {}
-    for shard in shards.shards:
-        profile = profiles[shard.file]
-        number, of = profile.shard or (0, 0)
-        if of != count or number in numbers:
-            raise InvalidIndex(
-                f"{where}: {shard.file!r} is shard {number} of {of}, expected 1..{count} "
-                f"of {count}, each once"
-            )
-        numbers[number] = shard
-        if (profile.bits, profile.levels) != (first.bits, first.levels):
-            raise InvalidIndex(
-                f"{where}: {shard.file!r} has other levels than {shards.shards[0].file!r}"
-            )
-    check_total_size(index, shards)
-    ordered = [numbers[number] for number in sorted(numbers)]
-    whole = join_profiles([profiles[shard.file] for shard in ordered])
-    for t, level in enumerate(whole.levels):
-        kept = sum(counts[t] for counts in whole.nested.values())
-        if kept != level.nonzero:
-            raise CountMismatch(
-                f"{where}: level {t + 1}: nonzero {level.nonzero}, but its tensors keep {kept}"
-            )
-    return Shards(where, ordered), whole
-
-
 def check_total_size(index: Index, shards: Shards) -> None:
     """Compare the size that the index states, if it does, with that of the tensors."""
     found = shards.header.data_size
@@ -283,14 +225,3 @@ def check_total_size(index: Index, shards: Shards) -> None:
         raise InvalidIndex(
             f"{shards.name}: total_size {stated!r}, but the tensors have {found} bytes"
         )
-
-
-def join_profiles(parts: Sequence[Profile]) -> Profile:
-    """The profile of a network from those of its shards, whose level tables are the same."""
-    return replace(
-        parts[0],
-        nested={name: counts for part in parts for name, counts in part.nested.items()},
-        per_level=tuple(sorted(name for part in parts for name in part.per_level)),
-        checksums={name: xxh for part in parts for name, xxh in part.checksums.items()},
-        shard=None,
-    )

@@ -1,15 +1,17 @@
 """Random access to the bytes of a file."""
 
+import contextlib
 import errno
 import io
 import os
 import re
 import stat
 import sys
+import tempfile
 import threading
 from typing import IO, Any, Protocol
 
-from elsa_format._errors import InputChanged, Truncated
+from elsa_format._errors import InputChanged
 from elsa_format._header import Readable
 
 Source = str | os.PathLike[str] | IO[bytes]
@@ -105,15 +107,8 @@ class FileStorage:
         self._file, self._lock = InputFile(path), threading.Lock()
         self.size = os.fstat(self._file.fileno()).st_size
 
-    def read_into(self, position: int, view: memoryview) -> None:
-        """Fill the buffer from a position."""
-        while view:
-            count = self._read(position, view)
-            if not count:
-                raise Truncated(f"{self.name}: ends at byte {position}, expected {len(view)} more")
-            view, position = view[count:], position + count
-
-    def _read(self, position: int, view: memoryview) -> int | None:
+    def read_at(self, position: int, view: memoryview) -> int:
+        """Fill as much of the buffer as one read gives from a position."""
         if hasattr(os, "preadv"):
             try:
                 return os.preadv(self._file.fileno(), [view], position)
@@ -121,11 +116,11 @@ class FileStorage:
                 raise self._file.named(error) from None
         with self._lock:  # Windows has one position for all threads
             self._file.seek(position)
-            return self._file.readinto(view)
+            return self._file.readinto(view) or 0
 
     def front(self) -> Readable:
-        """Read from the front."""
-        return Window(self, 0, self.size)
+        """Read from the front, whatever size the system states: some files have none."""
+        return Window(self, 0, sys.maxsize)
 
     def reader(self, start: int, stop: int) -> Reader:
         """Read along a range."""
@@ -150,16 +145,13 @@ class StreamStorage:
         self._stream, self._lock = stream, threading.Lock()
         self.size = stream.seek(0, os.SEEK_END)
 
-    def read_into(self, position: int, view: memoryview) -> None:
-        """Fill the buffer from a position."""
+    def read_at(self, position: int, view: memoryview) -> int:
+        """Fill as much of the buffer as one read gives from a position."""
         with self._lock:
             self._stream.seek(position)
-            while view:
-                data = self._stream.read(len(view))
-                if not data:
-                    raise Truncated(f"{self.name}: ends early, expected {len(view)} bytes more")
-                view[: len(data)] = data
-                view = view[len(data) :]
+            data = self._stream.read(len(view))
+            view[: len(data)] = data
+            return len(data)
 
     def front(self) -> Readable:
         """Read from the front."""
@@ -177,21 +169,33 @@ class StreamStorage:
 
 
 class PipeStorage:
-    """A stream that cannot seek: good for the header, and no more."""
+    """A stream that is read once, from where it is to its end."""
 
     size: int | None = None
     high_latency = False
 
     def __init__(self, stream: IO[bytes], name: str, *, owned: bool = False) -> None:
-        self.stream, self.name, self._owned = stream, name, owned
+        self.name, self._stream, self._owned = name, stream, owned
+        self.position = 0
+        """Bytes that were read."""
 
     def front(self) -> Readable:
         """Read from the front."""
-        return self.stream
+        return self.reader(0, sys.maxsize)
 
     def reader(self, start: int, stop: int) -> Reader:
-        """Refuse: the bytes may have gone by."""
-        raise io.UnsupportedOperation(f"{self.name}: cannot seek; use elsa_format.stream")
+        """Read along, if nothing of the range has gone by."""
+        if start != self.position:
+            raise io.UnsupportedOperation(f"{self.name}: cannot seek; use elsa_format.stream")
+        return Window(self, start, stop)
+
+    def read_at(self, position: int, view: memoryview) -> int:
+        """Fill as much of the buffer as one read gives."""
+        if position != self.position:
+            raise io.UnsupportedOperation(f"{self.name}: cannot seek; use elsa_format.stream")
+        count = _read_into(self._stream, view)
+        self.position += count
+        return count
 
     def check_unchanged(self) -> None:
         """A pipe is read once."""
@@ -199,11 +203,44 @@ class PipeStorage:
     def close(self) -> None:
         """Close what was opened here; leave a stream to its owner."""
         if self._owned:
-            self.stream.close()
+            self._stream.close()
+
+
+class SpooledStorage(StreamStorage):
+    """What is left of a pipe, copied to disk: some layouts are read at several places at once."""
+
+    def __init__(self, pipe: Storage, start: int) -> None:
+        self._start = start
+        # Closed when it is no longer used; it has no name.
+        file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
+        with contextlib.closing(pipe.reader(start, sys.maxsize)) as reader:
+            while block := reader.read(1 << 20):
+                view = memoryview(block)
+                while view:
+                    view = view[file.write(view) :]
+        super().__init__(file, pipe.name)
+        self.size += start
+
+    def read_at(self, position: int, view: memoryview) -> int:
+        """Fill as much of the buffer as one read gives from a position of the pipe."""
+        return super().read_at(position - self._start, view)
+
+    def close(self) -> None:
+        """Drop the copy."""
+        self._stream.close()
+
+
+def _read_into(stream: IO[bytes], view: memoryview) -> int:
+    """One read into a buffer, of a stream that may know only `read`."""
+    if hasattr(stream, "readinto"):
+        return stream.readinto(view) or 0
+    data = stream.read(len(view)) or b""
+    view[: len(data)] = data
+    return len(data)
 
 
 class _Positioned(Protocol):
-    def read_into(self, position: int, view: memoryview) -> None: ...
+    def read_at(self, position: int, view: memoryview) -> int: ...
 
 
 class Window:
@@ -213,17 +250,16 @@ class Window:
         self.storage, self.position, self.stop = storage, start, stop
 
     def readinto(self, buffer: Any, /) -> int:
-        """Fill the buffer, or what is left of the range."""
+        """As much of the buffer and the range as one read gives."""
         view = memoryview(buffer)[: max(self.stop - self.position, 0)]
-        self.storage.read_into(self.position, view)
-        self.position += len(view)
-        return len(view)
+        count = self.storage.read_at(self.position, view) if view else 0
+        self.position += count
+        return count
 
     def read(self, size: int, /) -> bytes:
         """At most `size` bytes."""
         buffer = bytearray(max(min(size, self.stop - self.position), 0))
-        self.readinto(buffer)
-        return bytes(buffer)
+        return bytes(buffer[: self.readinto(buffer)])
 
     def seek(self, position: int, /) -> None:
         """Go on elsewhere."""
@@ -233,13 +269,14 @@ class Window:
         """Nothing is held."""
 
 
-def fill(reader: Reader, view: memoryview, where: str) -> None:
-    """Fill a buffer from short reads."""
+def fill(reader: Reader, view: memoryview) -> int:
+    """Fill a buffer from short reads, and say how many bytes are missing at the end."""
     while view:
         count = reader.readinto(view)
         if not count:
-            raise Truncated(f"{where}: ends early, expected {len(view)} bytes more")
+            break
         view = view[count:]
+    return len(view)
 
 
 def is_url(source: object) -> bool:
@@ -251,8 +288,8 @@ def is_url(source: object) -> bool:
     return isinstance(source, str) and _URL.match(source) is not None
 
 
-def open_storage(source: Source) -> Storage:
-    """Storage for a path, a URL or a stream."""
+def open_storage(source: Source, *, along: bool = False) -> Storage:
+    """Storage for a path, a URL or a stream, which is only read `along`, from where it is."""
     if isinstance(source, str) and is_url(source):
         # Here, so that those who never read a URL do not wait for the import of HTTP and TLS.
         from elsa_format._remote import open_url
@@ -262,7 +299,9 @@ def open_storage(source: Source) -> Storage:
         if os.path.exists(source) and not os.path.isfile(source):  # a named pipe: `<(command)`
             return PipeStorage(InputFile(source), os.fspath(source), owned=True)
         return FileStorage(source)
-    return StreamStorage(source) if source.seekable() else PipeStorage(source, stream_name(source))
+    if not along and source.seekable():
+        return StreamStorage(source)
+    return PipeStorage(source, stream_name(source))
 
 
 def _advice(folder: str | os.PathLike[str]) -> str:

@@ -5,34 +5,34 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from elsa_format._blocks import BlockReader, Source, as_array, open_source, read_profile
-from elsa_format._layouts import mask_of
-from elsa_format._plan import plan
+from elsa_format._level_reader import LevelReader
+from elsa_format._open import open_network
 from elsa_format._profile import LevelLike
+from elsa_format._storage import Source
 
 
 def stream(
-    source: Source, *, level: LevelLike = "dense", verify: bool = True
+    source: Source,
+    *,
+    level: LevelLike = "dense",
+    verify: bool = True,
+    max_bytes: int | None = None,
 ) -> Iterator[tuple[str, NDArray[Any]]]:
     """The tensors of a level as they arrive, one array at a time, from a source that need not seek.
+
+    A network of more than `max_bytes` is refused from the header alone.
 
     >>> for name, array in stream("net.safetensors", level=2):
     ...     print(name, array.shape)
     layer (100, 100)
     bias (100,)
     """
-    with open_source(source) as opened:
-        header, profile = read_profile(opened)
-        number = profile.level_number(level, opened.name)
-        reader = BlockReader(opened, header, profile if verify else None)
-        for step in plan(header, profile, number):
-            if step.name is None:
-                reader.skip(step.info)
-                continue
-            flat = reader.room(step.info)
-            level_mask = mask_of(profile, step.info, number, opened.name)
-            for block in reader.blocks(step.info, flat):
-                level_mask.apply(block)
-            level_mask.finish()
-            yield step.name, as_array(flat, step.info, opened.name)
-        reader.finish()
+    with open_network(source, along=True, max_bytes=max_bytes) as network:
+        steps = network.steps(network.level_number(level))
+        with LevelReader(network, verify=verify) as reader:
+            for step in steps:
+                if step.name is None:
+                    reader.skip(step.info)
+                else:
+                    yield step.name, reader.array(step)
+            reader.finish()

@@ -21,6 +21,14 @@ PATIENCE = 1.0
 """Seconds that threads are given to stop when their work is no longer wanted."""
 
 
+Progress = Callable[[int, int], object]
+"""Called with the bytes done so far and the bytes in all."""
+
+
+def no_progress(done: int, total: int) -> None:
+    """Show no progress."""
+
+
 class Stopped(Exception):
     """Another thread failed, so this one need not go on."""
 
@@ -28,7 +36,7 @@ class Stopped(Exception):
 class Meter:
     """Adds up the bytes done in all threads, and is where they learn that they are to stop."""
 
-    def __init__(self, progress: Callable[[int, int], object], total: int) -> None:
+    def __init__(self, progress: Progress, total: int) -> None:
         self.progress, self.total, self.done = progress, total, 0
         self._lock, self._stopped = _thread.allocate_lock(), False
 

@@ -10,7 +10,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from elsa_format import _kernels, _level_file
+from elsa_format import _kernels, _level_document
 from elsa_format._codec import check_bits, refuse_unpackable
 from elsa_format._digest import LevelDigests, digest_of_lines
 from elsa_format._dtypes import of_array
@@ -30,12 +30,12 @@ from elsa_format._profile import (
     Profile,
     bits_for,
     check_levels,
+    join_profiles,
     plain_number,
     plain_numbers,
     variant_name,
 )
 from elsa_format._shard_output import Destination, open_destination
-from elsa_format._shards import join_profiles
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Writer:
         # Hashes live only while their tensor is written: each takes half a kilobyte.
         self._hashes: dict[str, xxhash.xxh3_64] = {}
         self._checksums = dict.fromkeys(self.tensors, f"xxh3:{ZEROS}")
-        self._digests = LevelDigests(bits, len(self.levels)) if digests else None
+        self._digests = LevelDigests(bits, range(1, len(self.levels) + 1)) if digests else None
         self._reserved = 0
         longest = self._longest_profile()
         check_levels(longest.levels, self.dense_metrics)
@@ -243,7 +243,7 @@ class Writer:
 
 def _checked(metadata: Mapping[str, str]) -> dict[str, str]:
     for key, value in metadata.items():
-        if key in (KEY, _level_file.KEY):
+        if key in (KEY, _level_document.KEY):
             raise InvalidHeader(f"metadata {key!r}: the name is reserved")
         if not isinstance(key, str) or not isinstance(value, str):
             raise InvalidHeader(f"metadata {key!r}: {value!r}, expected strings")

@@ -15,8 +15,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from elsa_format import ElsaError
-from elsa_format._cli._options import SETTINGS, VERSION
-from elsa_format._cli._terminal import escape, reports_errors, say, standard_output
+from elsa_format.cli import SETTINGS, VERSION, escape, reports_errors, say, standard_output
 from elsa_train._errors import TrainError
 from elsa_train._recipe import CHOICES, FIELDS, MOST, Recipe, read_recipe, recipe_names
 from elsa_train.data import NAMES

@@ -21,7 +21,7 @@ from elsa_converters import onnx
 from elsa_converters.flax_onnx import template_from_flax
 
 import elsa_format
-from elsa_format._cli._terminal import show_size, table
+from elsa_format.cli import show_size, table
 from elsa_train import data, models
 
 OUT = Path("demo-out")

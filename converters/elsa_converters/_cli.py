@@ -6,25 +6,25 @@ import click
 
 from elsa_converters._errors import TemplateMismatch
 from elsa_format import MissingExtra
-from elsa_format._cli._options import (
+from elsa_format.cli import (
     FORCE,
     JSON,
+    MAX_BYTES,
     OUTPUT,
     QUIET,
     SETTINGS,
     VERSION,
     level_options,
-)
-from elsa_format._cli._progress import progress
-from elsa_format._cli._terminal import (
+    one_level,
+    progress,
     report,
     reports_errors,
     say,
     show_size,
     standard_input,
     standard_output,
+    written_size,
 )
-from elsa_format._shard_output import written_size
 
 
 @click.command("export", context_settings=SETTINGS)
@@ -49,6 +49,7 @@ from elsa_format._shard_output import written_size
     help="Weights in OUT.data beside the model; always above 2 GB.",
 )
 @OUTPUT
+@MAX_BYTES
 @click.option("--no-verify", is_flag=True, help="Do not compare checksums.")
 @FORCE
 @JSON
@@ -74,8 +75,8 @@ def export(
     elsa-export net.safetensors --onnx net.onnx --sparsity 90 --sparse -o small.onnx
     elsa-export net.safetensors --onnx net.onnx --all-levels -o levels.onnx
     """
-    wishes = [name for name in ("level", "sparsity", "max_size") if options[name] is not None]
-    if len(wishes) + all_levels != 1:
+    one_level(options)
+    if all_levels and any(options[name] is not None for name in ("level", "sparsity", "max_size")):
         raise click.UsageError("Give one of --level, --sparsity, --max-size and --all-levels.")
     others = [name for name in ("sparse", "fold", "external_data") if options[name]]
     if all_levels and (others or no_verify or "-" in (source, target)):

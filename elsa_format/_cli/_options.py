@@ -1,7 +1,7 @@
 """Options that commands share, and what may be given for them."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import click
@@ -13,24 +13,6 @@ from elsa_format._storage import is_url
 
 F = TypeVar("F", bound=Callable[..., Any])
 SETTINGS = {"help_option_names": ["-h", "--help"]}
-
-VERSION = click.version_option(__version__, message=f"%(prog)s %(version)s (kernels: {kernels()})")
-QUIET = click.option("-q", "--quiet", is_flag=True, help="No progress, no summary.")
-JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-FORCE = click.option("-f", "--force", is_flag=True, help="Replace what exists.")
-JOBS = click.option(
-    "-j",
-    "--jobs",
-    type=click.IntRange(1),
-    default=1,
-    help="Shards worked on at a time, each in its own few megabytes.  [default: 1]",
-)
-OUTPUT = click.option(
-    "-o", "--output", "target", metavar="OUT", required=True, help="File, or - for stdout."
-)
-PRINTED = click.option(
-    "-o", "--output", "printed", metavar="OUT", default="-", help="Print to a file instead."
-)
 
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
@@ -55,6 +37,30 @@ class SizeType(click.ParamType):  # type: ignore[type-arg]
         if size < 1:
             self.fail(f"{value!r} is less than a byte", param, ctx)
         return size
+
+
+VERSION = click.version_option(__version__, message=f"%(prog)s %(version)s (kernels: {kernels()})")
+QUIET = click.option("-q", "--quiet", is_flag=True, help="No progress, no summary.")
+JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+FORCE = click.option("-f", "--force", is_flag=True, help="Replace what exists.")
+JOBS = click.option(
+    "-j",
+    "--jobs",
+    type=click.IntRange(1),
+    default=1,
+    help="Shards worked on at a time, each in its own few megabytes.  [default: 1]",
+)
+MAX_BYTES = click.option(
+    "--max-bytes",
+    type=SizeType(),
+    help="Refuse a network whose header or tensors, as dense arrays, take more than this.",
+)
+OUTPUT = click.option(
+    "-o", "--output", "target", metavar="OUT", required=True, help="File, or - for stdout."
+)
+PRINTED = click.option(
+    "-o", "--output", "printed", metavar="OUT", default="-", help="Print to a file instead."
+)
 
 
 class LevelType(click.ParamType):  # type: ignore[type-arg]
@@ -120,6 +126,12 @@ def level_options(function: F) -> F:
     ):
         function = option(function)
     return function
+
+
+def one_level(options: Mapping[str, Any]) -> None:
+    """Refuse two ways to choose a level; whether one is needed, the file tells."""
+    if sum(options[name] is not None for name in ("level", "sparsity", "max_size")) > 1:
+        raise click.UsageError("Give one of --level, --sparsity and --max-size.")
 
 
 def shard_size_option(function: F) -> F:

@@ -9,11 +9,13 @@ from elsa_format._cli._options import (
     FORCE,
     JOBS,
     JSON,
+    MAX_BYTES,
     OUTPUT,
     QUIET,
     SETTINGS,
     VERSION,
     level_options,
+    one_level,
     shard_size_option,
 )
 from elsa_format._cli._progress import progress
@@ -43,6 +45,7 @@ from elsa_format._shard_output import written_size
 @click.option("--keep-levels", is_flag=True, help="Stay an ELSA file with levels 1 to LEVEL.")
 @shard_size_option
 @JOBS
+@MAX_BYTES
 @click.option("--no-verify", is_flag=True, help="Do not compare checksums.")
 @FORCE
 @JSON
@@ -52,7 +55,7 @@ from elsa_format._shard_output import written_size
 def command(
     source: str, target: str, no_verify: bool, as_json: bool, quiet: bool, **options: Any
 ) -> None:
-    """Write one level of an ELSA file as a checkpoint of its own.
+    """Write one level of an ELSA file as a checkpoint of its own, or a level file in another form.
 
     SRC is read front to back once, in constant memory, so it may be a pipe (-) or a URL; or it is a
     shard index (.index.json). An OUT that ends in .index.json is written in shards, too.
@@ -63,10 +66,9 @@ def command(
     elsa-extract net.safetensors --sparsity 90 --layout bitmask -o small.safetensors
     elsa-extract net.safetensors --max-size 20MB --layout csr -o small.safetensors
     cat net.safetensors | elsa-extract - --level 1 -o - > level1.safetensors
+    elsa-extract small.safetensors --layout dense -o level3.safetensors
     """
-    wishes = [options[name] is not None for name in ("level", "sparsity", "max_size")]
-    if sum(wishes) != 1:
-        raise click.UsageError("Give one of --level, --sparsity and --max-size.")
+    one_level(options)
     check_shards(target, options["max_shard_size"])
     if options["keep_levels"] and (options["layout"] != "dense" or options["max_size"] is not None):
         raise click.UsageError("--keep-levels goes with --layout dense, and not with --max-size.")

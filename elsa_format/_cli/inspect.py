@@ -1,13 +1,14 @@
 """elsa-inspect: what a file holds, in the terminal, as JSON or as a page."""
 
 import json
+import math
 from typing import Any
 
 import click
 
 from elsa_format import File
 from elsa_format import open as open_elsa
-from elsa_format._cli._options import FORCE, JSON, PRINTED, QUIET, SETTINGS, VERSION
+from elsa_format._cli._options import FORCE, JSON, MAX_BYTES, PRINTED, QUIET, SETTINGS, VERSION
 from elsa_format._cli._progress import progress
 from elsa_format._cli._terminal import (
     answer,
@@ -20,6 +21,7 @@ from elsa_format._cli._terminal import (
     table,
 )
 from elsa_format._layouts import LAYOUTS
+from elsa_format._level_network import LevelNetwork
 from elsa_format._report import write_report
 
 MOST_COLUMNS = 8
@@ -38,6 +40,7 @@ MOST_COLUMNS = 8
     help="Write a page with tables and charts, which needs no network; - for stdout.",
 )
 @click.option("--full", is_flag=True, help="With --html: read the data too, for pictures of masks.")
+@MAX_BYTES
 @FORCE
 @JSON
 @QUIET
@@ -49,11 +52,14 @@ def command(
     layers: bool,
     target: str | None,
     full: bool,
+    max_bytes: int | None,
     force: bool,
     as_json: bool,
     quiet: bool,
 ) -> None:
     """Show the levels and layers of an ELSA file; reads the header only, whatever the file's size.
+
+    Of a level file, it shows which level it is, and how much each tensor keeps.
 
     \b
     elsa-inspect net.safetensors
@@ -65,25 +71,29 @@ def command(
     if target is not None:
         if as_json or printed != "-":
             raise click.UsageError("--html OUT goes with neither --json nor --output.")
-        _write_page(source, target, full=full, force=force, quiet=quiet)
+        wishes = {"full": full, "force": force, "max_bytes": max_bytes}
+        _write_page(source, target, wishes, quiet=quiet)
         return
     if full:
         raise click.UsageError("--full goes with --html.")
     if force and printed == "-":
         raise click.UsageError("--force goes with --html and --output.")
-    with open_elsa(standard_input() if source == "-" else source) as file:
-        text = json.dumps(describe(file), indent=2) if as_json else show(file, layers=layers)
+    with open_elsa(standard_input() if source == "-" else source, max_bytes=max_bytes) as file:
+        if isinstance(file.network, LevelNetwork):
+            level = describe_level(file, file.network)
+            text = json.dumps(level, indent=2) if as_json else show_level(level, layers=layers)
+        else:
+            text = json.dumps(describe(file), indent=2) if as_json else show(file, layers=layers)
     answer(text, printed, force=force)
 
 
-def _write_page(source: str, target: str, *, full: bool, force: bool, quiet: bool) -> None:
+def _write_page(source: str, target: str, wishes: dict[str, Any], *, quiet: bool) -> None:
     with progress("reading", quiet=quiet) as shown:
         size = write_report(
             standard_input() if source == "-" else source,
             standard_output() if target == "-" else target,
-            full=full,
-            force=force,
             progress=shown,
+            **wishes,
         )
     if target != "-" and not quiet:
         say(f"{target}: report, {show_size(size)}", err=True)
@@ -144,6 +154,63 @@ def show(file: File, *, layers: bool) -> str:
     if layers and file.nested:
         parts.append(_layer_table(file))
     return "\n\n".join(parts)
+
+
+def describe_level(file: File, level: LevelNetwork) -> dict[str, Any]:
+    """Everything `elsa-inspect --json` prints of a level file."""
+    entry, counts = file.levels[0], level.profile.nested
+
+    def kept(name: str) -> int | None:
+        return counts[name][0] if level.counted and name in counts else None
+
+    return {
+        "path": file.path,
+        "level": level.document.level,
+        "name": entry.name,
+        "layout": level.document.layout,
+        "file_size": file.file_size,
+        "dense_size": file.data_size,
+        "parameters": sum(info.elements for info in file.tensors.values()),
+        "nested_weights": file.nested_weights,
+        "nonzero": entry.nonzero if level.counted else None,
+        "digest": level.document.digest,
+        "metadata": level.metadata,
+        "tensors": [
+            {
+                "name": name,
+                "dtype": info.dtype.name,
+                "shape": list(info.shape),
+                "kind": "nested" if name in counts else "other",
+                "kept": kept(name),
+            }
+            for name, info in file.tensors.items()
+        ],
+    }
+
+
+def show_level(level: dict[str, Any], *, layers: bool) -> str:
+    """Everything `elsa-inspect` prints of a level file."""
+    nested = [tensor for tensor in level["tensors"] if tensor["kind"] == "nested"]
+    lines = [
+        f"{level['path']}: level {level['level']} ({level['name']}) as {level['layout']}, "
+        f"{show_size(level['file_size'])} ({show_size(level['dense_size'])} in memory), "
+        f"{level['parameters']:,} parameters in {len(level['tensors'])} tensors "
+        f"({len(nested)} nested)"
+    ]
+    if level["nonzero"] is not None:
+        part = level["nonzero"] / (level["nested_weights"] or 1)
+        lines.append(f"keeps {level['nonzero']:,} of {level['nested_weights']:,} ({part:.3%})")
+    lines.append(level["digest"] or "no digest")
+    if not layers or not nested:
+        return "\n".join(lines)
+    rows = [["nested tensor", "dtype", "shape", "kept"]]
+    for tensor in nested:
+        elements = math.prod(tensor["shape"])
+        known = tensor["kept"] is not None and elements
+        shape = "×".join(map(str, tensor["shape"])) or "scalar"
+        share = f"{tensor['kept'] / elements:.2%}" if known else "-"
+        rows.append([tensor["name"], tensor["dtype"], shape, share])
+    return "\n".join(lines) + "\n\n" + table(rows, left=3)
 
 
 def _kind(file: File, name: str) -> str:

@@ -6,7 +6,16 @@ import json
 import click
 
 from elsa_format import verify
-from elsa_format._cli._options import FORCE, JOBS, JSON, PRINTED, QUIET, SETTINGS, VERSION
+from elsa_format._cli._options import (
+    FORCE,
+    JOBS,
+    JSON,
+    MAX_BYTES,
+    PRINTED,
+    QUIET,
+    SETTINGS,
+    VERSION,
+)
 from elsa_format._cli._progress import progress
 from elsa_format._cli._terminal import answer, keep_apart, reports_errors, say, standard_input
 
@@ -15,13 +24,24 @@ from elsa_format._cli._terminal import answer, keep_apart, reports_errors, say, 
 @click.argument("source", metavar="SRC", type=click.Path(dir_okay=False, allow_dash=True))
 @PRINTED
 @JOBS
+@MAX_BYTES
 @FORCE
 @JSON
 @QUIET
 @VERSION
 @reports_errors
-def command(source: str, printed: str, jobs: int, force: bool, as_json: bool, quiet: bool) -> None:
+def command(
+    source: str,
+    printed: str,
+    jobs: int,
+    max_bytes: int | None,
+    force: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
     """Check an ELSA file: header, profile, every checksum, counter, count and level digest.
+
+    Of a level file: its document, that its parts fit together, and its digest.
 
     SRC may be - for standard input, a URL, or a shard index (.index.json). Exit code 0 means that
     all of it holds, 3 that something does not; the message says what.
@@ -31,7 +51,12 @@ def command(source: str, printed: str, jobs: int, force: bool, as_json: bool, qu
     """
     keep_apart(source, printed)
     with progress("verifying", quiet=quiet) as shown:
-        found = verify(standard_input() if source == "-" else source, jobs=jobs, progress=shown)
+        found = verify(
+            standard_input() if source == "-" else source,
+            jobs=jobs,
+            max_bytes=max_bytes,
+            progress=shown,
+        )
     summary = (
         f"{found.path}: valid: {found.levels} levels, {found.tensors} tensors "
         f"({found.nested} nested), {found.checksums} checksums and {found.digests} level "

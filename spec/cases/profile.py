@@ -17,8 +17,6 @@ from spec.cases.build import (
 )
 from spec.cases.collection import Collection
 from spec.cases.container import small
-from spec.cases.level_files import make_level
-from spec.cases.valid import example
 
 
 def add_profiles(out: Collection) -> None:
@@ -153,8 +151,6 @@ def add_mismatches(out: Collection) -> None:
     out.invalid("NotElsa", "no_metadata", raw, "44", "a safetensors file without metadata")
     raw = container(entries, {"format": "pt"})
     out.invalid("NotElsa", "no_profile", raw, "44", "a safetensors file without a profile")
-    level = make_level(example(), 1, "dense")
-    out.invalid("NotElsa", "level_file", level, "44 64", "a level file is no ELSA file")
     text = "comes before Truncated: no profile, and data is missing"
     out.invalid("NotElsa", "truncated", container(entries, {})[:-1], "44 79", text)
 

@@ -292,9 +292,9 @@ def test_a_library_leaves_signals_alone() -> None:
 NOTEBOOK = """
 import os, random, signal, sys, time
 import elsa_format as elsa
-from elsa_format import _reader
+from elsa_format import _file
 
-_reader.PARALLEL_FROM = 0
+_file.PARALLEL_FROM = 0
 net, out = sys.argv[1:]
 
 def work():

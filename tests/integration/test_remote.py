@@ -618,7 +618,7 @@ def test_what_stores_complain_of(
         stream.fails = when
         with pytest.raises(elsa.RemoteError) as caught:  # noqa: PT012 - whichever of them it is
             storage = _remote.FsspecStorage("x://me:secret@store/net.safetensors?signature=secret")
-            storage.read_into(0, memoryview(bytearray(4)))
+            storage.read_at(0, memoryview(bytearray(4)))
             storage.close()
         assert str(caught.value) == f"x://store/net.safetensors?…: {words}"
         assert stream.closed == (when in ("seek", "close"))

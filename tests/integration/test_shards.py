@@ -20,8 +20,9 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 import elsa_format as elsa
-from elsa_format import _level_file, _shard_output
+from elsa_format import _shard_output
 from elsa_format._checkpoint import ArrayCheckpoint
+from elsa_format._level_reader import LevelReader
 
 BIN = Path(sys.executable).parent
 INDEX = "model.safetensors.index.json"
@@ -407,13 +408,13 @@ def test_a_shard_that_changes_while_a_level_is_loaded(
 ) -> None:
     level = tmp_path / "level.safetensors.index.json"
     elsa.extract(packed_index, level, level=1)
-    shard, load = tmp_path / "level-00002-of-00003.safetensors", _level_file._load
+    shard, load = tmp_path / "level-00002-of-00003.safetensors", LevelReader.array
 
     def late(*arguments: Any) -> Any:
         os.utime(shard, ns=(1, 1))
         return load(*arguments)
 
-    monkeypatch.setattr(_level_file, "_load", late)
+    monkeypatch.setattr(LevelReader, "array", late)
     with pytest.raises(elsa.InputChanged, match="00002-of-00003"):
         elsa.load_level(level)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_array
 
 import elsa_format as elsa
-from elsa_format import _blocks, _reader
+from elsa_format._level_reader import LevelReader
 
 SHAPES = st.sampled_from(
     [(), (1,), (0,), (3,), (8,), (0, 3), (3, 0), (1, 1), (2, 3, 5), (7, 13), (1, 65), (33, 9)]
@@ -71,7 +71,7 @@ def test_a_level_is_the_same_by_every_route(
     )
     content = written.getvalue()
     assert same_bits(by_safetensors(content), tensors)
-    with mock.patch.object(_blocks, "BLOCK", block), mock.patch.object(_reader, "BLOCK", block):
+    with mock.patch.object(LevelReader, "block", block):
         for level in {1, (levels + 1) // 2, levels}:
             expected = {
                 name: level_by_definition(array, bits, level) if name in nested else array

@@ -10,7 +10,7 @@ import pytest
 from browser import Browser
 from conftest import HOSTILE
 
-from elsa_format._blocks import open_source, read_profile
+from elsa_format._open import open_network
 from elsa_format._report import describe, render
 
 NAMES = "return [...document.querySelectorAll('#layer-table tbody .pick')].map(e => e.textContent)"
@@ -29,8 +29,8 @@ def many_levels(
     make_network: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     """50 levels, and the layers of a small network repeated until they are 500."""
-    with open_source(make_network(5, 50)) as opened:
-        document = describe(*read_profile(opened), opened.name)
+    with open_network(make_network(5, 50)) as network:
+        document = describe(network)
     document["layers"] = [
         {**layer, "name": f"{i}.{layer['name']}"}
         for i in range(100)

@@ -151,10 +151,10 @@ def test_the_interpreter_ends_while_threads_are_at_work() -> None:
 FORK = """
 import os, signal, sys
 import elsa_format as elsa
-from elsa_format import _reader, _threads
+from elsa_format import _file, _threads
 
-_threads.CORES = _reader.CORES = 2
-_reader.PARALLEL_FROM = 0
+_threads.CORES = _file.CORES = 2
+_file.PARALLEL_FROM = 0
 
 def use():
     with elsa.open(sys.argv[1]) as file:

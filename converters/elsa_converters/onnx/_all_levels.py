@@ -13,12 +13,12 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from elsa_converters._errors import UnsupportedOnnx
-from elsa_converters._format import TensorInfo, dump, open_output, plain_names, variant_name
 from elsa_converters.onnx._bind import Binding, FreshNames, compute_first
 from elsa_converters.onnx._level import Template, open_level
 from elsa_converters.onnx._places import Places, places
 from elsa_converters.onnx._weights import TO_ONNX
 from elsa_converters.onnx._writer import header_of, point_to
+from elsa_format.plugins import TensorInfo, dump, open_output, variant_name
 
 LEVEL = "elsa_level"
 """The input or initializer that chooses: 0 is the dense network, else a level 1..T."""
@@ -51,13 +51,13 @@ def export_all_levels(
     """
     with open_level(source, template, "dense") as opened:
         binding = opened.binding
-        where = places(opened.reader.source, binding.header, source, target)
+        where = places(binding.network, source, target)
         if any(binding.model.weights[name].source for name in binding.names):
             for _ in opened.blocks():  # a template with values of its own: compare them
                 pass
         builder = _Builder(binding, where)
         builder.add_level(as_input=level_input)
-        for name in plain_names(binding.header):
+        for name in binding.network.tensors:
             if name in binding.names:
                 builder.add_tensor(name)
         proto = builder.finish()
@@ -85,9 +85,9 @@ class _Builder:
             self.graph.input.append(value)
         else:
             level = TensorProto(name=LEVEL, data_type=TensorProto.INT32)
-            point_to(level, self.where.locations[0], _ZERO_OFFSET, 4)
+            point_to(level, self.where.files[0][0], _ZERO_OFFSET, 4)
             self.graph.initializer.append(level)
-        profile = self.binding.profile
+        profile = self.binding.network.profile
         levels = len(profile.levels)
         if profile.nested:
             # Looking the bounds up makes a level above T an error rather than level T.
@@ -103,9 +103,9 @@ class _Builder:
     def add_tensor(self, name: str) -> None:
         """Let the graph have a tensor at the chosen level."""
         info = self.binding.info(name)
-        if name in self.binding.profile.nested:
+        if name in self.binding.network.profile.nested:
             self._nested(info)
-        elif name in self.binding.profile.per_level:
+        elif name in self.binding.network.profile.per_level:
             self._per_level(info)
         else:
             self._stored(name, info, info.shape)
@@ -140,7 +140,7 @@ class _Builder:
 
     def _counter(self, words: str, info: TensorInfo) -> str:
         """The low bits of each word, as int32: comparisons of other widths are not everywhere."""
-        result, modulus = info.name, 1 << self.binding.profile.bits
+        result, modulus = info.name, 1 << self.binding.network.profile.bits
         dtype: type[np.signedinteger[Any]] = np.int32
         if info.dtype.size == 16:  # the sign is extended upwards, the low bits are the same
             words = self._cast(words, TensorProto.INT32, f"{result}.words32")
@@ -174,7 +174,10 @@ class _Builder:
     def _per_level(self, info: TensorInfo) -> None:
         """All variants behind one another, and the level's taken from them."""
         name = info.name
-        tensors, levels = self.binding.header.tensors, len(self.binding.profile.levels)
+        tensors, levels = (
+            self.binding.network.header.tensors,
+            len(self.binding.network.profile.levels),
+        )
         stored = [name, *(variant_name(name, t) for t in range(1, levels + 1))]
         variants = [
             self._stored(self.fresh(f"{name}.{t}"), tensors[variant], (1, *info.shape))

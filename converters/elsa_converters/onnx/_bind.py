@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from elsa_converters._errors import TemplateMismatch, UnsupportedOnnx
-from elsa_converters._format import Header, Profile, TensorInfo, plain_names
 from elsa_converters.onnx._graphs import all_graphs, defined, rename_uses
 from elsa_converters.onnx._hoist import remove_named
 from elsa_converters.onnx._model import TEMPLATE_KEY, Model, drop_metadata
 from elsa_converters.onnx._weights import TO_ONNX, Weight
+from elsa_format.plugins import Network, TensorInfo
 
 _NOTHING = "nothing"
 _FIRST_OPSET_WITH_BF16 = 13
@@ -20,8 +20,7 @@ class Binding:
     """A template and an ELSA file that fit each other."""
 
     model: Model
-    header: Header
-    profile: Profile
+    network: Network
     proto: ModelProto
     """The template's graph without the initializers that come from elsewhere."""
     names: frozenset[str]
@@ -31,27 +30,28 @@ class Binding:
 
     def info(self, name: str) -> TensorInfo:
         """The initializer of a tensor, dtype and shape as stored."""
-        return self.header.tensors[name]
+        return self.network.header.tensors[name]
 
     def kept(self, name: str, level: int | None) -> int | None:
         """How many weights a level keeps of a tensor; None if all, as it is not a nested one."""
-        counts = self.profile.nested.get(name)
+        counts = self.network.profile.nested.get(name)
         return None if counts is None or level is None else counts[level - 1]
 
 
-def bind(model: Model, header: Header, profile: Profile) -> Binding:
+def bind(model: Model, network: Network) -> Binding:
     """Check that the template is of this file's network, and let its graph take stored tensors.
 
     Integers that the graph has no use for (step counters) may be missing from the template.
     """
-    _compare(model, header, profile)
+    _compare(model, network)
+    header = network.header
     proto = ModelProto()
     proto.CopyFrom(model.proto)
     remove_named(proto.graph.initializer, model.weights.keys())
     drop_metadata(proto, TEMPLATE_KEY)
     fresh = FreshNames(proto.graph)
     fresh.taken |= model.weights.keys()
-    names = [name for name in plain_names(header) if name in model.weights]
+    names = [name for name in network.tensors if name in model.weights]
     widened = {}
     for name in names:
         dtype = header.tensors[name].dtype
@@ -63,7 +63,7 @@ def bind(model: Model, header: Header, profile: Profile) -> Binding:
     remove_named(proto.graph.input, widened)  # an input of another dtype it cannot be
     compute_first(proto.graph, [_cast_to_float(*pair) for pair in widened.items()])
     rest = {name: w for name, w in model.weights.items() if name not in header.tensors}
-    return Binding(model, header, profile, proto, frozenset(names), rest)
+    return Binding(model, network, proto, frozenset(names), rest)
 
 
 def compute_first(graph: GraphProto, nodes: list[NodeProto]) -> None:
@@ -76,18 +76,18 @@ def compute_first(graph: GraphProto, nodes: list[NodeProto]) -> None:
     graph.node.extend([*nodes, *old])
 
 
-def _compare(model: Model, header: Header, profile: Profile) -> None:
+def _compare(model: Model, network: Network) -> None:
     rows = []
-    for name in plain_names(header):
-        info, weight = header.tensors[name], model.weights.get(name)
+    for name, info in network.tensors.items():
+        weight = model.weights.get(name)
         if weight is None:
             if info.dtype.nestable:
-                folded = " (folded away?)" if name in profile.per_level else ""
+                folded = " (folded away?)" if name in network.profile.per_level else ""
                 rows.append((name, _NOTHING + folded, describe(info)))
         elif weight.info.shape != info.shape or not _fits(weight.info, info, model):
             rows.append((name, describe(weight.info), describe(info)))
     for name, weight in model.weights.items():
-        if weight.source is None and name not in header.tensors:
+        if weight.source is None and name not in network.header.tensors:
             rows.append((name, describe(weight.info), _NOTHING))
     if rows:
         raise TemplateMismatch(str(model.path), rows)
@@ -96,7 +96,7 @@ def _compare(model: Model, header: Header, profile: Profile) -> None:
 def describe(info: TensorInfo) -> str:
     """dtype and shape, as the table shows them.
 
-    >>> from elsa_format._dtypes import DTYPES
+    >>> from elsa_format.plugins import DTYPES
     >>> describe(TensorInfo("w", DTYPES["F32"], (3, 4)))
     'F32 [3, 4]'
     """

@@ -11,25 +11,6 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 
 from elsa_converters._errors import MisplacedOutput
-from elsa_converters._format import (
-    AtomicFile,
-    LevelLike,
-    LevelNumber,
-    Output,
-    Profile,
-    Progress,
-    Source,
-    Target,
-    TensorInfo,
-    choose_level,
-    commit_together,
-    dump,
-    ignore,
-    is_special,
-    of_array,
-    open_output,
-    plan,
-)
 from elsa_converters.onnx._bind import Binding
 from elsa_converters.onnx._fold import fold_batch_norm
 from elsa_converters.onnx._hoist import remove_named
@@ -39,6 +20,23 @@ from elsa_converters.onnx._places import location_of
 from elsa_converters.onnx._sparse import coordinates, is_smaller_sparse
 from elsa_converters.onnx._writer import LARGEST_FILE, Entry, ModelWriter, model_size
 from elsa_format import NoSuchLevel
+from elsa_format.plugins import (
+    LevelLike,
+    LevelNumber,
+    Network,
+    Output,
+    Progress,
+    Source,
+    Target,
+    TensorInfo,
+    choose_level,
+    commit_outputs,
+    dump,
+    is_special,
+    no_progress,
+    of_array,
+    open_output,
+)
 
 LEVEL_KEY = "elsa_level"
 """Entry of metadata_props that says which level of what a model is."""
@@ -56,8 +54,9 @@ def export(
     fold: bool = False,
     external_data: bool | None = None,
     verify: bool = True,
+    max_bytes: int | None = None,
     force: bool = False,
-    progress: Progress = ignore,
+    progress: Progress = no_progress,
 ) -> LevelNumber:
     """Write one level of an ELSA file as an ONNX model; returns which.
 
@@ -65,15 +64,17 @@ def export(
     or as the densest whose model has at most `max_size` bytes. `sparse` writes sparse initializers
     where they are smaller; `fold` folds batch norm into the convolutions before it. Tensors go to a
     file beside the model, named after it with `.data`, if `external_data` is true or, unless it is
-    false, the model would exceed 2 GB.
+    false, the model would exceed 2 GB. A network of more than `max_bytes` is refused.
 
     >>> export("net.safetensors", "net.onnx", "level.onnx", sparsity=0.9)
     2
     """
     choice = partial(_choose, level=level, sparsity=sparsity, max_size=max_size, sparse=sparse)
-    with open_level(source, template, choice, verify=verify, progress=progress) as opened:
+    with open_level(
+        source, template, choice, verify=verify, max_bytes=max_bytes, progress=progress
+    ) as opened:
         binding, proto = opened.binding, opened.binding.proto
-        describe_level(proto, binding.profile, opened.level)
+        describe_level(proto, binding.network, opened.level)
         if fold:
             arrays = opened.arrays()
             fold_batch_norm(proto, arrays)
@@ -94,25 +95,25 @@ def export(
                 for name, block in opened.blocks():
                     writer.append(name, block)
             writer.finish()
-            _commit(output, data)
-        return "dense" if opened.level is None else opened.level
+            commit_outputs([*([data[1]] if data else []), output])  # the data alone is of no use
+        return binding.network.stated(opened.level)
 
 
-def describe_level(proto: ModelProto, profile: Profile, level: int | None) -> None:
+def describe_level(proto: ModelProto, network: Network, level: int | None) -> None:
     """Record in the model which level it is."""
     drop_metadata(proto, LEVEL_KEY)
     if level is None:
         return
-    entry = profile.levels[level - 1]
-    document: dict[str, Any] = {"level": level, "name": entry.name, "version": "1.0"}
-    if entry.digest and profile.shard is None:
+    entry = network.profile.levels[level - 1]
+    number = network.stated(level)
+    document: dict[str, Any] = {"level": number, "name": entry.name, "version": "1.0"}
+    if entry.digest and network.profile.shard is None:
         document["digest"] = entry.digest
     proto.metadata_props.add(key=LEVEL_KEY, value=dump(dict(sorted(document.items()))))
 
 
 def _choose(
     binding: Binding,
-    where: str,
     *,
     level: LevelLike | None,
     sparsity: float | None,
@@ -120,29 +121,23 @@ def _choose(
     sparse: bool,
 ) -> int | None:
     if max_size is None or level is not None or sparsity is not None:
-        return choose_level(
-            binding.header,
-            binding.profile,
-            where,
-            level=level,
-            sparsity=sparsity,
-            max_size=max_size,
-        )
-    numbers: list[int | None] = [None, *range(len(binding.profile.levels), 0, -1)]
+        return choose_level(binding.network, level=level, sparsity=sparsity, max_size=max_size)
+    network = binding.network
+    numbers: list[int | None] = [None, *range(len(network.profile.levels), 0, -1)]
     sizes = {}
     for number in numbers:
-        describe_level(binding.proto, binding.profile, number)
+        describe_level(binding.proto, network, number)
         sizes[number] = model_size(binding.proto, _entries(binding, number, sparse))
         if sizes[number] <= max_size:
             return number
-    problem = f"{where}: no level fits {max_size} bytes, level 1 takes {sizes[1]}"
+    problem = f"{network.name}: no level fits {max_size} bytes, level 1 takes {sizes[1]}"
     raise NoSuchLevel(problem, "" if sparse else "{sparse} may be smaller", sparse=True)
 
 
 def _entries(binding: Binding, level: int | None, sparse: bool) -> list[Entry]:
     """The initializers of a level, in the order their bytes arrive."""
     entries = []
-    for step in plan(binding.header, binding.profile, level):
+    for step in binding.network.steps(level):
         if step.name is None or step.name not in binding.names:
             continue
         info, kept = binding.info(step.name), binding.kept(step.name, level)
@@ -168,13 +163,3 @@ def _data_output(stack: contextlib.ExitStack, target: Target, force: bool) -> tu
         raise MisplacedOutput("external data needs a model file to stand beside, not a stream")
     path = Path(target).with_name(Path(target).name + ".data")
     return location_of(Path(path.name)), stack.enter_context(open_output(path, force=force))
-
-
-def _commit(output: Output, data: tuple[str, Output] | None) -> None:
-    if data is None:
-        output.commit()
-    elif isinstance(output, AtomicFile) and isinstance(data[1], AtomicFile):
-        commit_together([data[1], output])  # the data alone is of no use
-    else:  # a device
-        data[1].commit()
-        output.commit()

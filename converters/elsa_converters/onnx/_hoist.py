@@ -6,10 +6,10 @@ from typing import Any
 
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
 
-from elsa_converters._format import Dtype
 from elsa_converters.onnx._graphs import all_graphs, defined, rename_uses, subgraphs
 from elsa_converters.onnx._weights import FROM_ONNX, element_count
 from elsa_converters.onnx._wire import LARGE
+from elsa_format.plugins import Dtype
 
 
 def is_weight(tensor: TensorProto) -> bool:

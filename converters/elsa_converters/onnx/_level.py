@@ -10,29 +10,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elsa_converters._errors import TemplateMismatch
-from elsa_converters._format import (
+from elsa_converters.onnx._bind import Binding, bind
+from elsa_converters.onnx._model import Model, read_model
+from elsa_converters.onnx._values import ValueCheck
+from elsa_format.plugins import (
     BLOCK,
     Arena,
-    BlockReader,
     LevelLike,
+    LevelReader,
+    Meter,
     Progress,
     Source,
     Step,
     TensorInfo,
     as_array,
-    ignore,
-    mask_of,
-    open_source,
-    plain_names,
-    plan,
-    read_profile,
+    no_progress,
+    open_network,
 )
-from elsa_converters.onnx._bind import Binding, bind
-from elsa_converters.onnx._model import Model, read_model
-from elsa_converters.onnx._values import ValueCheck
 
 Template = str | os.PathLike[str] | Model
-Choice = Callable[[Binding, str], int | None]
+Choice = Callable[[Binding], int | None]
 """Decides on a level, None for the dense network, once both files are known."""
 Block = NDArray[np.uint8]
 _EMPTY: Block = np.empty(0, np.uint8)
@@ -44,11 +41,11 @@ class LevelPass:
 
     binding: Binding
     level: int | None
-    reader: BlockReader
+    reader: LevelReader
 
     def steps(self) -> list[Step]:
         """What becomes of each stored tensor, in stored order."""
-        return plan(self.binding.header, self.binding.profile, self.level)
+        return self.binding.network.steps(self.level)
 
     def names(self) -> list[str]:
         """The tensors of the file that the template uses, in the order their bytes arrive."""
@@ -70,14 +67,9 @@ class LevelPass:
                 self.reader.skip(step.info)
                 continue
             check = self._check(step.name, step.info)
-            where = self.reader.source.name
-            level_mask = mask_of(self.binding.profile, step.info, self.level, where)
-            for block in self.reader.blocks(step.info, room(step.name)):
-                if check is not None:
-                    check.update(block)
-                level_mask.apply(block)
+            look = check.update if check is not None else None
+            for block in self.reader.level_blocks(step, room(step.name), look):
                 yield step.name, block
-            level_mask.finish()
             row = check.row() if check is not None else None
             if row is not None:
                 rows.append(row)
@@ -102,12 +94,12 @@ class LevelPass:
         for name, weight in self.binding.rest.items():
             copies = [block.copy() for block in weight.blocks(BLOCK)]
             flat[name] = np.concatenate([_EMPTY, *copies])
-        where = self.reader.source.name
+        where = self.reader.name
         return {name: as_array(flat[name], info, where) for name, info in infos.items()}
 
     def _check(self, name: str, info: TensorInfo) -> ValueCheck | None:
         # Per-level tensors are replaced whatever the template has: its values are some level's.
-        profile = self.binding.profile
+        profile = self.binding.network.profile
         if name in profile.per_level:
             return None
         bits = profile.bits if name in profile.nested else None
@@ -121,17 +113,15 @@ def open_level(
     level: LevelLike | Choice,
     *,
     verify: bool = True,
-    progress: Progress = ignore,
+    max_bytes: int | None = None,
+    progress: Progress = no_progress,
 ) -> Iterator[LevelPass]:
     """Read the headers of both files, bind one to the other, and get ready to read the level."""
-    with open_source(source) as opened:
-        header, profile = read_profile(opened)
+    with open_network(source, along=True, max_bytes=max_bytes) as network:
         if not isinstance(template, Model):
-            template = read_model(template, also=set(plain_names(header)))
-        binding = bind(template, header, profile)
-        if callable(level):
-            number = level(binding, opened.name)
-        else:
-            number = profile.level_number(level, opened.name)
-        reader = BlockReader(opened, header, profile if verify else None, progress=progress)
-        yield LevelPass(binding, number, reader)
+            template = read_model(template, also=set(network.tensors))
+        binding = bind(template, network)
+        number = level(binding) if callable(level) else network.level_number(level)
+        meter = Meter(progress, network.header.data_size)
+        with LevelReader(network, verify=verify, tick=meter.tick) as reader:
+            yield LevelPass(binding, number, reader)

@@ -2,43 +2,37 @@
 
 import errno
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from onnx import TensorProto
 
 from elsa_converters._errors import MisplacedOutput
-from elsa_converters._format import Header, OpenSource, TensorInfo, is_text, is_url
 from elsa_converters.onnx._writer import point_to
+from elsa_format.plugins import Network, TensorInfo, is_text, is_url
 
 PathLike = str | os.PathLike[str]
 
 
 @dataclass(frozen=True)
 class Places:
-    """The names of the files, and which of them holds what."""
+    """The files, as a model names them."""
 
-    locations: tuple[str, ...]
-    at: Callable[[int], tuple[int, int]]
-    """The number of the file that holds a position of the joined files, and the place in it."""
-    data_start: int
+    files: tuple[tuple[str, Network], ...]
 
     def point(self, tensor: TensorProto, info: TensorInfo) -> None:
         """Make a tensor's data the stored one."""
-        number, offset = self.at(self.data_start + info.start)
-        point_to(tensor, self.locations[number], offset, info.nbytes)
+        for location, file in self.files:
+            if info.name in file.header.tensors:
+                offset = file.header.data_start + file.header.tensors[info.name].start
+                point_to(tensor, location, offset, info.nbytes)
 
 
-def places(source: OpenSource, header: Header, path: PathLike, model: PathLike) -> Places:
+def places(network: Network, path: PathLike, model: PathLike) -> Places:
     """The places as a model sees them, which must be in the same directory or above."""
-    if source.shards is None:
-        return Places(
-            (relative_location(model, path),), lambda position: (0, position), header.data_start
-        )
-    folder = Path(path).parent
-    files = [relative_location(model, folder / shard.file) for shard in source.shards.shards]
-    return Places(tuple(files), source.shards.at, header.data_start)
+    files: list[PathLike] = [file.name for file in network.shards] or [path]
+    locations = [relative_location(model, file) for file in files]
+    return Places(tuple(zip(locations, network.parts, strict=True)))
 
 
 def relative_location(model: PathLike, data: PathLike) -> str:

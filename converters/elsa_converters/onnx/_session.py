@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from onnx import ModelProto, load_model
 
 from elsa_converters._errors import InvalidOnnx
-from elsa_converters._format import LevelLike, LevelNumber, Source, find_level
 from elsa_converters.onnx._all_levels import LEVEL, LEVELS_KEY
 from elsa_converters.onnx._bind import Binding
 from elsa_converters.onnx._level import Template, open_level
 from elsa_converters.onnx._weights import TO_ONNX
 from elsa_converters.onnx._wire import LARGE
 from elsa_converters.onnx._writer import header_of, point_to
+from elsa_format.plugins import LevelLike, LevelNumber, Source, find_level
 
 
 def session(
@@ -73,7 +73,7 @@ class LevelSession(onnxruntime.InferenceSession):  # type: ignore[misc]
         super().__init__(graph, options, **arguments)
         # Until here the values had to live; the session has copies of its own.
         del values, arrays
-        self.level = "dense" if opened.level is None else opened.level
+        self.level = binding.network.stated(opened.level)
 
 
 def _split(given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from elsa_converters._format import TensorInfo, dump, open_output, open_source, read_profile
 from elsa_converters.onnx._bind import bind
 from elsa_converters.onnx._model import TEMPLATE_KEY, Model, read_model
 from elsa_converters.onnx._places import places, relative_location
 from elsa_converters.onnx._reach import reaching
 from elsa_converters.onnx._writer import header_of
 from elsa_format import AlreadyPacked
+from elsa_format.plugins import TensorInfo, dump, open_network, open_output
 
 
 class OnnxCheckpoint:
@@ -83,12 +83,11 @@ def write_template(
 
     >>> write_template(read_model("model.onnx"), "template.onnx", "net.safetensors")
     """
-    with open_source(elsa_path) as opened:
-        header, profile = read_profile(opened)
-        where = places(opened, header, elsa_path, template_path)
-        binding = bind(model, header, profile)
+    with open_network(elsa_path) as network:
+        where = places(network, elsa_path, template_path)
+        binding = bind(model, network)
         proto = binding.proto
-        for name, info in header.tensors.items():
+        for name, info in network.tensors.items():
             if name in binding.names:
                 tensor = header_of(info)
                 where.point(tensor, info)

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from elsa_converters._format import Dtype, TensorInfo
 from elsa_converters.onnx._weights import Weight
+from elsa_format.plugins import Dtype, TensorInfo
 
 
 class ValueCheck:

@@ -11,9 +11,9 @@ import numpy as np
 from onnx import TensorProto
 
 from elsa_converters._errors import InvalidExternalData, InvalidOnnx
-from elsa_converters._format import DTYPES, Dtype, TensorInfo
 from elsa_converters.onnx._wire import OWN_FILE
 from elsa_format import UnsafePath
+from elsa_format.plugins import DTYPES, Dtype, TensorInfo
 
 TO_ONNX: dict[str, int] = {
     "F32": TensorProto.FLOAT,

@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 from onnx import ModelProto, SparseTensorProto, TensorProto
 
 from elsa_converters._errors import UnsupportedOnnx
-from elsa_converters._format import Output, TensorInfo
 from elsa_converters.onnx._sparse import INDEX_BYTES, coordinates, sparse_header
 from elsa_converters.onnx._weights import TO_ONNX
 from elsa_converters.onnx._wire import bytes_header
 from elsa_format import CountMismatch
+from elsa_format.plugins import Output, TensorInfo
 
 LARGEST_FILE = (1 << 31) - 1
 """What protobuf can read; above it tensors go to a file of their own."""

@@ -1,75 +1,40 @@
-"""What extracting a level will write, from the header alone (spec §9)."""
+"""What the file of a level will look like, from the network's header alone (spec §9)."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
-from elsa_format import _level_file
-from elsa_format._header import (
-    ALIGNMENT,
-    LENGTH_BYTES,
-    Header,
-    TensorInfo,
-    lay_out,
-    serialize,
-)
+from elsa_format import _level_document
+from elsa_format._header import ALIGNMENT, LENGTH_BYTES, TensorInfo, lay_out, serialize
 from elsa_format._json import dump
-from elsa_format._layouts import Layout, parts
-from elsa_format._profile import KEY, RESERVED, Profile
+from elsa_format._layouts import FORMS, Layout
+from elsa_format._network import Network
 
 
-@dataclass(frozen=True)
-class Step:
-    """What becomes of one stored tensor when a level is extracted."""
-
-    info: TensorInfo
-    name: str | None
-    """Its name in the level, or None if the level does not use it."""
-    nested: bool
-
-
-def plan(header: Header, profile: Profile, level: int | None) -> list[Step]:
-    """The way from stored tensors to a level's, in stored order; None is the dense network."""
-    names = {profile.stored_name(name, level): name for name in plain_names(header)}
-    return [
-        Step(info, names.get(stored), level is not None and stored in profile.nested)
-        for stored, info in header.tensors.items()
-    ]
-
-
-def plain_names(header: Header) -> list[str]:
-    """The tensors a level consists of, in stored order."""
-    return [name for name in header.tensors if not name.startswith(RESERVED)]
-
-
-def level_tensors(
-    header: Header, profile: Profile, level: int | None, layout: Layout
-) -> dict[str, TensorInfo]:
+def level_tensors(network: Network, level: int | None, layout: Layout) -> dict[str, TensorInfo]:
     """The tensors of a level file, each in its place, from the header alone."""
     infos: list[TensorInfo] = []
-    for step in plan(header, profile, level):
+    for step in network.steps(level):
         if step.name is None:
             continue
         info = replace(step.info, name=step.name)
-        if step.nested and level is not None:
-            kept = profile.nested[step.name][level - 1]
-            infos += parts(layout, step.name, info.dtype, info.shape, kept)
-        else:
+        if step.nested is None:
             infos.append(info)
+        else:
+            infos += FORMS[layout].parts(step.name, info.dtype, info.shape, step.nested.expected)
     # Dense tensors keep the order they arrive in, so that a pipe needs no memory of them.
     return _in_order(infos) if layout == "dense" else lay_out(infos)
 
 
 def level_header(
-    header: Header, profile: Profile, level: int | None, layout: Layout
+    network: Network, level: int | None, layout: Layout
 ) -> tuple[bytes, dict[str, TensorInfo]]:
     """The bytes before the data of a level file, and where its tensors go."""
-    own = (KEY, _level_file.KEY)
-    metadata = {k: v for k, v in header.metadata.items() if k not in own}
+    metadata = network.metadata
     if level is not None:
-        nested = {name: header.tensors[name] for name in profile.nested}
-        metadata[_level_file.KEY] = _level_file.describe(profile, level, layout, nested)
-    placed = level_tensors(header, profile, level, layout)
+        nested = {name: network.header.tensors[name] for name in network.profile.nested}
+        metadata[_level_document.KEY] = network.describe(level, layout, nested)
+    placed = level_tensors(network, level, layout)
     return serialize(placed, metadata), placed
 
 
@@ -79,13 +44,13 @@ class LevelSizes:
     Inspecting asks for every level in every layout, so what they share is counted once.
     """
 
-    def __init__(self, header: Header, profile: Profile) -> None:
-        self.header, self.profile = header, profile
-        self._names = {name: _json_size(name) for name in plain_names(header)}
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self._names = {name: _json_size(name) for name in network.tensors}
 
     def size(self, level: int | None, layout: Layout) -> int:
         """Bytes of the file of a level, None for the dense network."""
-        if layout == "dense" and not self.profile.per_level:
+        if layout == "dense" and not self.network.profile.per_level:
             text, data = self._dense  # levels differ in nothing but their description
         else:
             text, data = self._measure(level, layout)
@@ -109,26 +74,23 @@ class LevelSizes:
 
     def _pieces(self, level: int | None, layout: Layout) -> Iterator[tuple[int, int, int]]:
         """Of every stored tensor: element width, bytes of its entry but offsets, bytes of data."""
-        nested = self.profile.nested if level is not None and layout != "dense" else {}
-        for step in plan(self.header, self.profile, level):
+        for step in self.network.steps(level):
             name, info = step.name, step.info
             if name is None:
                 continue
-            if name not in nested or level is None:
+            if step.nested is None or layout == "dense":
                 yield info.dtype.size, _entry_size(self._names[name], info), info.nbytes
                 continue
-            kept = nested[name][level - 1]
-            for part in parts(layout, name, info.dtype, info.shape, kept):
+            for part in FORMS[layout].parts(name, info.dtype, info.shape, step.nested.expected):
                 extra = len(part.name) - len(name)  # the prefix needs no escape
                 size = _entry_size(self._names[name] + extra, part)
                 yield part.dtype.size, size, part.nbytes
 
     def _metadata(self, level: int | None, layout: Layout) -> int:
         """Bytes of everything else in the header."""
-        own = (KEY, _level_file.KEY)
-        metadata = {k: v for k, v in self.header.metadata.items() if k not in own}
+        metadata = self.network.metadata
         if level is not None:
-            metadata[_level_file.KEY] = _level_file.describe(self.profile, level, layout, {})
+            metadata[_level_document.KEY] = self.network.describe(level, layout, {})
         if not metadata:  # then no comma comes before the first tensor
             return len("{}") - bool(self._names)
         nested = self._nested_size if level is not None else 0
@@ -137,8 +99,9 @@ class LevelSizes:
     @cached_property
     def _nested_size(self) -> int:
         """Bytes of the list of nested tensors in a level's description, as a string in JSON."""
-        infos = {name: self.header.tensors[name] for name in self.profile.nested}
-        return _json_size(_level_file.describe_nested(infos)) - _json_size("{}")
+        network = self.network
+        infos = {name: network.header.tensors[name] for name in network.profile.nested}
+        return _json_size(_level_document.describe_nested(infos)) - _json_size("{}")
 
 
 def _entry_size(name: int, info: TensorInfo) -> int:

@@ -1,0 +1,273 @@
+"""Open an ELSA file and read what is asked for, no more (spec §2.2)."""
+
+from collections.abc import Mapping
+from functools import cached_property
+from types import MappingProxyType, TracebackType
+from typing import Any, Literal, Self, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elsa_format._choose import check_layout, choose_level
+from elsa_format._header import TensorInfo
+from elsa_format._layouts import FORMS, Bitmask, Csr, Layout, Nested
+from elsa_format._level_header import LevelSizes, level_tensors
+from elsa_format._level_reader import LevelReader
+from elsa_format._memory import Arena
+from elsa_format._network import Network, Step
+from elsa_format._open import open_network
+from elsa_format._profile import KEY, Level, LevelLike, LevelNumber, Profile
+from elsa_format._storage import Source
+from elsa_format._threads import CORES, run
+from elsa_format.levels import Sparsity
+
+Tensor = NDArray[Any] | Bitmask | Csr
+
+PARALLEL_FROM = 32 << 20
+"""Bytes from which threads repay their start."""
+
+
+def open(source: Source, *, verify: bool = True, max_bytes: int | None = None) -> "File":
+    """Open an ELSA file, a level file, a shard index or a URL of these; only headers are read.
+
+    A header, or tensors, of more than `max_bytes` are refused before there is memory for them.
+
+    >>> with open("net.safetensors") as file:
+    ...     weights = file.load(level=2)
+    >>> int((weights["layer"] != 0).sum())
+    1000
+    """
+    return File(source, verify=verify, max_bytes=max_bytes)
+
+
+class File:
+    """An open ELSA file, or the shards of one: header questions at once, tensors on request.
+
+    >>> file = open("net.safetensors")
+    >>> file
+    <elsa_format.File 'net.safetensors': levels 95%, 90%, 80%; 2 tensors>
+    >>> file.bits, file.nested_weights, file.nested["layer"], file.per_level
+    (2, 10000, (500, 1000, 2000), ())
+    >>> file.tensors["layer"].shape, file.data_size, file.file_size > file.data_size
+    ((100, 100), 40400, True)
+    >>> file.close()
+    """
+
+    def __init__(
+        self, source: Source, *, verify: bool = True, max_bytes: int | None = None
+    ) -> None:
+        self.network: Network = open_network(source, max_bytes=max_bytes)
+        """What the file is made of, for those who read it their own way."""
+        self.path = self.network.name
+        self._verify = verify
+
+    @property
+    def profile(self) -> Profile:
+        """What the file says about its levels."""
+        return self.network.profile
+
+    @property
+    def bits(self) -> int:
+        """τ, the number of counter bits."""
+        return self.profile.bits
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """The nested networks, sparsest first; level t is `levels[t - 1]`."""
+        return self.profile.levels
+
+    @property
+    def nested(self) -> Mapping[str, tuple[int, ...]]:
+        """Kept weights of every nested tensor at each level."""
+        return MappingProxyType(dict(self.profile.nested))
+
+    @property
+    def per_level(self) -> tuple[str, ...]:
+        """Tensors with a variant for each level."""
+        return self.profile.per_level
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """The network's tensors, in stored order."""
+        return dict(self.network.tensors)
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """The file's metadata other than the profile."""
+        return {k: v for k, v in self.network.header.metadata.items() if k != KEY}
+
+    @property
+    def data_size(self) -> int:
+        """Bytes of the data section."""
+        return self.network.header.data_size
+
+    @property
+    def file_size(self) -> int:
+        """Bytes of the whole file."""
+        return self.network.file_size
+
+    @property
+    def nested_weights(self) -> int:
+        """Number of weights that carry counters."""
+        return self.network.weights
+
+    def sparsity(self, level: LevelLike) -> float:
+        """The fraction of nested weights that a level zeroes.
+
+        >>> with open("net.safetensors") as file:
+        ...     file.sparsity(2)
+        0.9
+        """
+        number = self.network.level_number(level)
+        total = self.nested_weights
+        kept = total if number is None else self.levels[number - 1].nonzero
+        return 1 - kept / total if total else 0.0
+
+    def size(self, level: LevelLike, layout: Layout = "dense") -> int:
+        """Bytes of the file that extracting the level would give, from the header alone.
+
+        >>> with open("net.safetensors") as file:
+        ...     file.size(2) > file.size(2, "csr") > file.size(2, "bitmask")
+        True
+        """
+        number = self.network.level_number(level)
+        check_layout(self.network, number, layout)
+        return self._sizes.size(number, layout)
+
+    @cached_property
+    def _sizes(self) -> LevelSizes:
+        return LevelSizes(self.network)
+
+    def choose(
+        self,
+        *,
+        sparsity: Sparsity | None = None,
+        max_size: int | None = None,
+        layout: Layout = "dense",
+    ) -> LevelNumber:
+        """The densest level with at least a sparsity, or with at most a size as a file.
+
+        >>> with open("net.safetensors") as file:
+        ...     file.choose(sparsity="85%"), file.choose(max_size=5000, layout="bitmask")
+        (2, 1)
+        """
+        number = choose_level(self.network, sparsity=sparsity, max_size=max_size, layout=layout)
+        return self.network.stated(number)
+
+    def tensor(
+        self, name: str, level: LevelLike = "dense", *, out: NDArray[Any] | None = None
+    ) -> NDArray[Any]:
+        """One tensor of a level, without reading the others; into `out`, if that is given.
+
+        >>> with open("net.safetensors") as file:
+        ...     int((file.tensor("layer", level=1) != 0).sum())
+        500
+        """
+        number = self.network.level_number(level)
+        step = self._step(name, number)
+        with LevelReader(self.network, only=step.info, verify=self._verify) as reader:
+            return reader.array(step, None if out is None else _bytes_of(out, step.info))
+
+    @overload
+    def load(
+        self, level: LevelLike = "dense", layout: Literal["dense"] = "dense"
+    ) -> dict[str, NDArray[Any]]: ...
+    @overload
+    def load(
+        self, level: LevelLike, layout: Literal["bitmask"]
+    ) -> dict[str, NDArray[Any] | Bitmask]: ...
+    @overload
+    def load(self, level: LevelLike, layout: Literal["csr"]) -> dict[str, NDArray[Any] | Csr]: ...
+    @overload
+    def load(self, level: LevelLike, layout: Layout) -> Mapping[str, Tensor]: ...
+
+    def load(self, level: LevelLike = "dense", layout: Layout = "dense") -> Mapping[str, Any]:
+        """All tensors of a level; in a sparse layout, nested ones are `Bitmask` or `Csr`.
+
+        >>> with open("net.safetensors") as file:
+        ...     level = file.load(2, layout="csr")
+        >>> level["layer"].matrix_shape, level["layer"].data.size, level["bias"].shape
+        ((100, 100), 1000, (100,))
+        """
+        number = self.network.level_number(level)
+        check_layout(self.network, number, layout)
+        network = self.network
+        loaded: dict[str, Any] = dict.fromkeys(network.tensors)
+        placed = level_tensors(network, number, layout).values()
+        arena = Arena(sum(info.nbytes for info in placed))
+
+        def load_one(step: Step, reader: LevelReader) -> None:
+            info, name = step.info, str(step.name)
+            if layout == "dense" or step.nested is None:
+                loaded[name] = reader.array(step, arena.empty(info.nbytes))
+            else:
+                loaded[name] = _load_sparse(reader, step.nested, layout, arena)
+
+        def load_alone(step: Step) -> None:
+            with LevelReader(network, only=step.info, verify=self._verify) as reader:
+                load_one(step, reader)
+
+        steps = [step for step in network.steps(number) if step.name is not None]
+        if network.storage.high_latency:
+            # One request for all of the data is cheaper than one for each tensor.
+            with LevelReader(network, verify=self._verify) as reader:
+                for step in steps:
+                    load_one(step, reader)
+            return loaded
+        steps.sort(key=lambda step: -step.info.nbytes)
+        run(load_alone, steps, CORES if self.data_size >= PARALLEL_FROM else 1)
+        return loaded
+
+    def _step(self, name: str, level: int | None) -> Step:
+        if name not in self.network.tensors:
+            raise KeyError(name)
+        info = self.network.header.tensors[self.profile.stored_name(name, level)]
+        return Step(info, name, self.network.nested(info, level))
+
+    def close(self) -> None:
+        """Close the file."""
+        self.network.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        names = ", ".join(level.name for level in self.levels)
+        return f"<elsa_format.File {self.path!r}: levels {names}; {len(self.tensors)} tensors>"
+
+
+def _load_sparse(reader: LevelReader, nested: Nested, layout: Layout, arena: Arena) -> Any:
+    info, form = nested.info, FORMS[layout]
+    parts: dict[str, NDArray[Any]] = {}
+
+    def room(name: str, start: int, size: int, dtype: Any) -> NDArray[Any]:
+        return parts[name][start : start + size].view(dtype)
+
+    encoder = form.encoder(nested, room)
+    for part in form.parts(info.name, info.dtype, info.shape, nested.expected):
+        assert part.dtype.numpy is not None
+        parts[part.name] = arena.empty(part.nbytes).view(part.dtype.numpy)
+    for block in reader.blocks(info):
+        encoder.encode(block.view(info.dtype.words))
+    encoder.finish()
+    return form.loaded(list(parts.values()), info.shape)
+
+
+def _bytes_of(array: NDArray[Any], info: TensorInfo) -> NDArray[np.uint8]:
+    """The memory of an array that a tensor is to be read into."""
+    if array.shape != info.shape or array.dtype != info.dtype.numpy:
+        raise ValueError(
+            f"out of {array.dtype} {list(array.shape)} for tensor {info.name!r}, "
+            f"expected {info.dtype.numpy} {list(info.shape)}"
+        )
+    if not array.flags.c_contiguous or not array.flags.writeable:
+        raise ValueError(f"out for tensor {info.name!r}: expected contiguous, writable memory")
+    return array.reshape(-1).view(np.uint8)

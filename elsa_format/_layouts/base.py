@@ -1,0 +1,202 @@
+"""What a layout is: the parts a nested tensor becomes, and the ways there and back (spec §9)."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elsa_format._dtypes import Dtype
+from elsa_format._errors import CountMismatch, InvalidLayout, Truncated, UnsupportedFeature
+from elsa_format._header import TensorInfo
+from elsa_format._kept import count_kept
+from elsa_format._profile import RESERVED
+from elsa_format._storage import Reader, fill
+
+Piece = tuple[str, NDArray[Any]]
+"""A part's name and the next of its content."""
+
+Room = Callable[[str, int, int, Any], NDArray[Any]]
+"""Memory for a part, the place of its next element, how many there may be, and their dtype.
+
+It may be for fewer if the part has no more."""
+
+
+def part_name(part: str, name: str) -> str:
+    """The stored name of one part of a tensor."""
+    return f"{RESERVED}{part}.{name}"
+
+
+@dataclass(frozen=True)
+class Nested:
+    """One nested tensor at one level: which words are kept, and how many that must be."""
+
+    info: TensorInfo
+    bits: int
+    """Of the counters; `NOT_ZERO` where all else is zero already."""
+    level: int
+    expected: int
+    where: str
+
+
+class Encoder(ABC):
+    """Turns one nested tensor, block by block, into the parts of a layout."""
+
+    @abstractmethod
+    def encode(self, words: NDArray[Any]) -> list[Piece]:
+        """What the next words, a multiple of 8 but for the last, add to the parts."""
+
+    @abstractmethod
+    def finish(self) -> list[Piece]:
+        """What is left to add; raises CountMismatch unless the expected number was kept."""
+
+
+class Decoder(ABC):
+    """Turns the parts of one tensor back into its words, in any number at a time."""
+
+    @abstractmethod
+    def decode(self, words: NDArray[Any]) -> None:
+        """Fill in the next words; 8 or a multiple, but for the last."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Raise InvalidLayout unless the parts held as much as was decoded."""
+
+
+class Form(ABC):
+    """One layout; a new one is a subclass, an entry in `FORMS` and a section of the spec."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def parts(self, name: str, dtype: Dtype, shape: tuple[int, ...], kept: int) -> list[TensorInfo]:
+        """The tensors that a nested tensor becomes."""
+
+    @abstractmethod
+    def encoder(self, tensor: Nested, room: Room | None = None) -> Encoder:
+        """The way there; parts go to the `room`, or to memory that the next block reuses."""
+
+    @abstractmethod
+    def decoder(self, info: TensorInfo, parts: Mapping[str, "Elements"]) -> Decoder:
+        """The way back, from parts by the first word of their names."""
+
+    @abstractmethod
+    def loaded(self, parts: list[NDArray[Any]], shape: tuple[int, ...]) -> Any:
+        """What `load` returns: the parts as they were listed, as one object."""
+
+
+class Kept:
+    """The comparison of kept weights with the profile's count."""
+
+    def __init__(self, tensor: Nested) -> None:
+        self.tensor, self.expected = tensor, tensor.expected
+        self.kept = 0
+
+    def add(self, more: int) -> None:
+        """Count more weights."""
+        self.kept += more
+        if self.kept > self.expected:
+            self._mismatch("at least ")
+
+    def finish(self) -> None:
+        """Raise CountMismatch unless they were as many as expected."""
+        if self.kept != self.expected:
+            self._mismatch("")
+
+    def _mismatch(self, qualifier: str) -> NoReturn:
+        raise CountMismatch(
+            f"{self.tensor.where}: tensor {self.tensor.info.name!r}: level {self.tensor.level} "
+            f"keeps {qualifier}{self.kept} weights, expected {self.expected}"
+        )
+
+
+class _Scratch:
+    """Memory that is reused from block to block."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, NDArray[Any]] = {}
+
+    def __call__(self, part: str, start: int, size: int, dtype: Any) -> NDArray[Any]:
+        held = self._held.get(part)
+        if held is None or held.size < size:
+            held = self._held[part] = np.empty(size, dtype)
+        return held[:size]
+
+
+class SparseEncoder(Encoder):
+    """Where the next parts go, and the count of kept weights."""
+
+    def __init__(self, tensor: Nested, room: Room | None = None) -> None:
+        self.name, self.bits, self.level = tensor.info.name, tensor.bits, tensor.level
+        self.kept = Kept(tensor)
+        self.position = 0
+        self._room = room or _Scratch()
+
+    def room(self, part: str, start: int, size: int, dtype: Any) -> NDArray[Any]:
+        """Memory for the next elements of a part."""
+        return self._room(part_name(part, self.name), start, size, dtype)
+
+    def took(self, words: NDArray[Any], kept: int) -> None:
+        """Count words that were encoded."""
+        self.kept.add(kept)
+        self.position += words.size
+
+    def refuse(self, words: NDArray[Any]) -> NoReturn:
+        """There was no room for as many as these words keep."""
+        self.kept.add(count_kept(words, self.bits, self.level))
+        raise AssertionError("room for fewer weights than expected")
+
+    def finish(self) -> list[Piece]:
+        self.kept.finish()
+        return []
+
+
+class Elements:
+    """The elements of a stored part, read along into memory that is reused."""
+
+    def __init__(self, reader: Reader, dtype: "np.dtype[Any]", count: int) -> None:
+        self.left = count
+        """Elements that were not taken yet."""
+        self._reader = reader
+        self._buffer = np.empty(0, dtype)
+        self._start = self._stop = 0
+
+    def peek(self, count: int) -> NDArray[Any]:
+        """The next elements, fewer at the end; the memory is used again by the next call."""
+        more = min(count, self.left) - (self._stop - self._start)
+        if more > 0:
+            held = self._buffer[self._start : self._stop]
+            room = held.size + more
+            buffer = self._buffer if self._buffer.size >= room else np.empty(room, held.dtype)
+            buffer[: held.size] = held.copy() if buffer is self._buffer else held
+            self._buffer, self._start, self._stop = buffer, 0, room
+            if missing := fill(self._reader, buffer[held.size : room].view(np.uint8).data):
+                raise Truncated(f"ends {missing} bytes early")
+        return self._buffer[self._start : min(self._start + count, self._stop)]
+
+    def drop(self, count: int) -> None:
+        """Be done with the next elements."""
+        self._start += count
+        self.left -= count
+
+    def take(self, count: int) -> NDArray[Any]:
+        """The next elements, for good."""
+        found = self.peek(count)
+        self.drop(found.size)
+        return found
+
+
+def refuse_zeros(values: NDArray[Any]) -> None:
+    """A kept weight has a counter above 0, so a zero would be one that is not kept."""
+    if not values.all():
+        raise InvalidLayout("a value is zero, which no kept weight is")
+
+
+def empty_array(shape: tuple[int, ...], dtype: "np.dtype[Any]") -> NDArray[Any]:
+    """Memory for an array of any number of dimensions that numpy has."""
+    try:
+        return np.empty(shape, dtype)
+    except ValueError as error:
+        raise UnsupportedFeature(f"{len(shape)} dimensions: {error}") from None

@@ -1,0 +1,172 @@
+"""Read a network block by block, from whatever holds it: the one way from bytes to weights."""
+
+import sys
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from elsa_format._errors import (
+    ChecksumMismatch,
+    TrailingData,
+    Truncated,
+    UnknownDtype,
+    UnsupportedFeature,
+)
+from elsa_format._header import TensorInfo
+from elsa_format._layouts import LevelMask
+from elsa_format._memory import BLOCK, aligned, give_block, take_block
+from elsa_format._network import Network, Step
+from elsa_format._storage import fill
+
+Block = NDArray[np.uint8]
+
+
+class LevelReader:
+    """Tensors as blocks of their bytes, in constant memory; their checksums are compared.
+
+    Blocks hold whole elements, and all but the last a multiple of 8 of them, so that a block starts
+    on a byte of a bitmask. A stream gives its tensors in the order they are stored.
+    """
+
+    block = BLOCK
+    """Bytes of a block."""
+
+    def __init__(
+        self,
+        network: Network,
+        *,
+        only: TensorInfo | None = None,
+        verify: bool = True,
+        tick: Callable[[int], object] | None = None,
+    ) -> None:
+        """Get ready to read a network, or the `only` tensor that is wanted of it."""
+        self.network, self.name = network, network.name
+        self._checksums = network.profile.checksums if verify else {}
+        self._tick = tick
+        header = network.header
+        start = header.data_start + (only.start if only else 0)
+        stop = header.data_start + (only.stop if only else header.data_size)
+        if network.storage.size is None:
+            stop = sys.maxsize  # what follows the last tensor must be seen, too
+        self._data = network.storage.reader(start, stop)
+        self._position = start
+        self._buffer: Block | None = None
+
+    def blocks(self, info: TensorInfo, into: Block | None = None) -> Iterator[Block]:
+        """A stored tensor's bytes: parts of `into`, or else blocks that overwrite one another."""
+        start = self.network.header.data_start + info.start
+        if info.nbytes and self._position != start:
+            self._data.seek(start)
+            self._position = start
+        checksum = self._checksum(info)
+        if into is None and self._buffer is None and info.nbytes:
+            self._buffer = take_block()
+        for at in range(0, info.nbytes, self.block):
+            size = min(info.nbytes - at, self.block)
+            block = self._buffer[:size] if into is None else into[at : at + size]  # type: ignore[index]
+            missing = fill(self._data, block.data)
+            if missing:
+                raise Truncated(
+                    f"{self.name}: tensor {info.name!r} ends {info.nbytes - at - size + missing} "
+                    f"bytes early, expected {info.nbytes}"
+                )
+            self._position += size
+            if checksum:
+                checksum.update(block.data)
+                if at + size == info.nbytes:
+                    self._compare(info, checksum)
+            yield block
+            if self._tick:
+                self._tick(size)
+        if checksum and not info.nbytes:
+            self._compare(info, checksum)
+
+    def level_blocks(
+        self,
+        step: Step,
+        into: Block | None = None,
+        look: Callable[[Block], object] | None = None,
+    ) -> Iterator[Block]:
+        """The same of a level: what it does not keep is zeroed, and what it keeps is counted.
+
+        Each block can be looked at before.
+        """
+        mask = LevelMask(step.nested) if step.nested else None
+        for block in self.blocks(step.info, into):
+            if look:
+                look(block)
+            if mask:
+                mask.apply(block.view(step.info.dtype.words))
+            yield block
+        if mask:
+            mask.finish()
+
+    def array(self, step: Step, room: Block | None = None) -> NDArray[Any]:
+        """A tensor of a level as an array, in memory of its size."""
+        flat = self._room(step.info) if room is None else room
+        for _ in self.level_blocks(step, flat):
+            pass
+        return as_array(flat, step.info, self.name)
+
+    def _room(self, info: TensorInfo) -> Block:
+        try:
+            return aligned(info.nbytes)
+        except MemoryError:
+            # A stream that does not hold what it declares is Truncated, however much that is.
+            self.skip(info)
+            raise
+
+    def skip(self, info: TensorInfo) -> None:
+        """Read a tensor for its checksum alone, and because a pipe cannot skip."""
+        for _ in self.blocks(info):
+            pass
+
+    def _checksum(self, info: TensorInfo) -> "xxhash.xxh3_64 | None":
+        return xxhash.xxh3_64() if info.name in self._checksums else None
+
+    def _compare(self, info: TensorInfo, checksum: xxhash.xxh3_64) -> None:
+        found, expected = f"xxh3:{checksum.hexdigest()}", self._checksums[info.name]
+        if found != expected:
+            raise ChecksumMismatch(
+                f"{self.name}: tensor {info.name!r}: checksum {found}, expected {expected}"
+            )
+
+    def finish(self) -> None:
+        """Check that nothing follows the last tensor, and that the input is what it was."""
+        if self.network.storage.size is None and self._data.read(1):
+            raise TrailingData(f"{self.name}: bytes follow the last tensor")
+        self.network.storage.check_unchanged()
+
+    def close(self) -> None:
+        """Give back what was taken."""
+        self._data.close()
+        if self._buffer is not None:
+            give_block(self._buffer)
+            self._buffer = None  # it is another's now
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def as_array(flat: Block, info: TensorInfo, where: str) -> NDArray[Any]:
+    """Bytes as an array of the tensor's dtype and shape."""
+    if info.dtype.numpy is None:
+        raise UnknownDtype(f"{where}: tensor {info.name!r}: numpy has no dtype {info.dtype.name}")
+    try:
+        return flat.view(info.dtype.numpy).reshape(info.shape)
+    except ValueError:
+        raise UnsupportedFeature(
+            f"{where}: tensor {info.name!r}: numpy has no arrays of {len(info.shape)} dimensions"
+        ) from None

@@ -1,0 +1,143 @@
+"""An open network: where its bytes are, its header and profile, and what a level is made of."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from types import TracebackType
+from typing import Self
+
+from elsa_format import _level_document
+from elsa_format._header import Header, TensorInfo
+from elsa_format._layouts import Layout, Nested
+from elsa_format._profile import KEY, RESERVED, LevelLike, LevelNumber, Profile, find_level
+from elsa_format._storage import Storage
+
+
+@dataclass(frozen=True)
+class Step:
+    """What becomes of one stored tensor when a level is read."""
+
+    info: TensorInfo
+    name: str | None
+    """Its name in the level, or None if the level does not use it."""
+    nested: Nested | None = None
+    """What the level keeps of it, if it carries counters and is not wanted whole."""
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """A network in a file, a stream, a URL or shards; past opening nothing is parsed again."""
+
+    storage: Storage
+    header: Header
+    profile: Profile
+    shards: tuple["Network", ...] = ()
+    """Each file by itself, if there are several; its profile is that of the whole."""
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return self.storage.name
+
+    @property
+    def parts(self) -> tuple["Network", ...]:
+        """What can be read at the same time: the shards, or the only file."""
+        return self.shards or (self,)
+
+    @cached_property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """The tensors a level consists of, in stored order."""
+        tensors = self.header.tensors
+        return {name: info for name, info in tensors.items() if not name.startswith(RESERVED)}
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """What the file says besides."""
+        own = (KEY, _level_document.KEY)
+        return {key: text for key, text in self.header.metadata.items() if key not in own}
+
+    @property
+    def file_size(self) -> int:
+        """Bytes of the file, or of all shards."""
+        return self.header.data_start + self.header.data_size
+
+    @cached_property
+    def groups(self) -> Sequence[Sequence[str]]:
+        """The tensors of each file."""
+        return [list(part.tensors) for part in self.parts]
+
+    @cached_property
+    def weights(self) -> int:
+        """Number of weights that carry counters."""
+        return sum(self.header.tensors[name].elements for name in self.profile.nested)
+
+    def level_number(self, level: LevelLike) -> int | None:
+        """The number of a level in the profile; None is the dense network."""
+        return find_level(level, [entry.name for entry in self.profile.levels], self.name)
+
+    def only_level(self) -> int | None:
+        """The level that is meant where none is named, if there is but one."""
+        return None
+
+    def stated(self, level: int | None) -> LevelNumber:
+        """The level as it is told to people."""
+        return "dense" if level is None else level
+
+    def steps(self, level: int | None) -> list[Step]:
+        """The way from stored tensors to a level's, in stored order; None is the dense network."""
+        stored_names = self.profile.stored_name
+        names = {stored_names(name, level): name for name in self.tensors}
+        return [
+            Step(info, names.get(stored), self.nested(info, level))
+            for stored, info in self.header.tensors.items()
+        ]
+
+    def nested(self, info: TensorInfo, level: int | None) -> Nested | None:
+        """What a level keeps of a stored tensor; None if all of it."""
+        counts = self.profile.nested.get(info.name)
+        if level is None or counts is None:
+            return None
+        return Nested(info, self.profile.bits, level, counts[level - 1], self.name)
+
+    @property
+    def limits(self) -> Sequence[int]:
+        """Of every level the largest counter that it keeps."""
+        return range(1, len(self.profile.levels) + 1)
+
+    def describe(self, level: int, layout: Layout, nested: Mapping[str, TensorInfo]) -> str:
+        """What the file of a level says of itself."""
+        whole = self.profile.shard is None
+        return _level_document.describe(
+            level, self.profile.levels[level - 1], layout, nested, digest=whole
+        )
+
+    def part(self, names: frozenset[str], shard: tuple[int, int]) -> "Network":
+        """The network as far as it is about some stored tensors, to be written as a shard."""
+        profile = self.profile
+        tensors = {name: info for name, info in self.header.tensors.items() if name in names}
+        return replace(
+            self,
+            header=replace(self.header, tensors=tensors),
+            profile=replace(
+                profile,
+                nested={name: n for name, n in profile.nested.items() if name in names},
+                per_level=tuple(name for name in profile.per_level if name in names),
+                shard=shard,
+            ),
+            shards=(),
+        )
+
+    def close(self) -> None:
+        """Close the files."""
+        self.storage.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

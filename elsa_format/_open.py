@@ -1,0 +1,185 @@
+"""Open a network: an ELSA file, a level file, or the shards of either, from whatever holds it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from elsa_format import _level_document, _profile
+from elsa_format._dtypes import Dtype
+from elsa_format._errors import CountMismatch, InvalidIndex, TooLarge
+from elsa_format._header import Header, check_size, read_header
+from elsa_format._index import Index, is_index
+from elsa_format._level_document import LevelFile
+from elsa_format._level_network import LevelNetwork, level_network
+from elsa_format._network import Network
+from elsa_format._options import whole
+from elsa_format._profile import KEY, RESERVED, Profile, join_profiles
+from elsa_format._shards import Shard, Shards, check_total_size, open_parsed
+from elsa_format._storage import Source, open_storage
+
+Parsed = Profile | LevelFile | None
+Parse = Callable[[Header, str], Parsed]
+
+
+def open_network(source: Source, *, along: bool = False, max_bytes: int | None = None) -> Network:
+    """The network at a path or URL, of a file or an index, or in a stream.
+
+    A stream that is read `along` need not seek. A header, or tensors, of more than `max_bytes` are
+    refused before there is memory for them.
+    """
+    return _open(source, _parse, _Kind(), along, max_bytes)
+
+
+def open_level(
+    source: Source,
+    parse: Callable[[Header, str], LevelFile | None] = _level_document.parse,
+    *,
+    along: bool = False,
+    max_bytes: int | None = None,
+) -> LevelNetwork:
+    """A level file, or a plain checkpoint, and nothing else."""
+    network = _open(source, parse, parse, along, max_bytes)
+    assert isinstance(network, LevelNetwork)
+    return network
+
+
+def _parse(header: Header, where: str) -> Parsed:
+    """The profile or, where there is none, the document of a level."""
+    if KEY not in header.metadata and _level_document.KEY in header.metadata:
+        return _level_document.parse(header, where)
+    return _profile.parse(header, where)
+
+
+class _Kind:
+    """Parses shards as the first of them is: they are all of one kind."""
+
+    def __init__(self) -> None:
+        self._parse: Parse | None = None
+
+    def __call__(self, header: Header, where: str) -> Parsed:
+        if self._parse is None:
+            level = _level_document.KEY in header.metadata and KEY not in header.metadata
+            self._parse = _level_document.parse if level else _profile.parse
+        return self._parse(header, where)
+
+
+def _open(
+    source: Source, parse: Parse, parse_shard: Parse, along: bool, max_bytes: int | None
+) -> Network:
+    if max_bytes is not None:
+        max_bytes = whole("max_bytes", max_bytes, low=0)
+    if is_index(source):
+        return _limited(_open_shards(source, parse_shard), max_bytes)
+    storage = open_storage(source, along=along)
+    try:
+        header = read_header(storage.front(), storage.name, max_bytes)
+        parsed = parse(header, storage.name)
+        check_size(header, storage.size, storage.name)
+        if isinstance(parsed, Profile):
+            return _limited(Network(storage, header, parsed), max_bytes)
+        return _limited(level_network(storage, header, parsed), max_bytes)
+    except BaseException:
+        storage.close()
+        raise
+
+
+def _limited(network: Network, max_bytes: int | None) -> Network:
+    if max_bytes is None:
+        return network
+    size = network.header.data_size
+    if size > max_bytes:
+        network.close()
+        raise TooLarge.of(f"{network.name}: tensors of {size} bytes", max_bytes)
+    return network
+
+
+def _open_shards(source: Source, parse: Parse) -> Network:
+    shards, index, parsed = open_parsed(source, parse)
+    try:
+        profiles = {file: it for file, it in parsed.items() if isinstance(it, Profile)}
+        if profiles:
+            return _join_networks(shards, index, profiles)
+        levels = {file: it for file, it in parsed.items() if not isinstance(it, Profile)}
+        return join_levels(shards, index, levels)
+    except BaseException:
+        shards.close()
+        raise
+
+
+def _join_networks(shards: Shards, index: Index, profiles: Mapping[str, Profile]) -> Network:
+    """The shards of an ELSA network by their numbers, and the profile of the whole."""
+    where, count = shards.name, len(shards.shards)
+    first = profiles[shards.shards[0].file]
+    numbers: dict[int, Shard] = {}
+    for shard in shards.shards:
+        profile = profiles[shard.file]
+        number, of = profile.shard or (0, 0)
+        if of != count or number in numbers:
+            raise InvalidIndex(
+                f"{where}: {shard.file!r} is shard {number} of {of}, expected 1..{count} "
+                f"of {count}, each once"
+            )
+        numbers[number] = shard
+        if (profile.bits, profile.levels) != (first.bits, first.levels):
+            raise InvalidIndex(
+                f"{where}: {shard.file!r} has other levels than {shards.shards[0].file!r}"
+            )
+    check_total_size(index, shards)
+    ordered = [numbers[number] for number in sorted(numbers)]
+    profile = join_profiles([profiles[shard.file] for shard in ordered])
+    for t, level in enumerate(profile.levels):
+        kept = sum(counts[t] for counts in profile.nested.values())
+        if kept != level.nonzero:
+            raise CountMismatch(
+                f"{where}: level {t + 1}: nonzero {level.nonzero}, but its tensors keep {kept}"
+            )
+    joined = Shards(where, ordered)
+    files = tuple(Network(shard.storage, shard.header, profile) for shard in ordered)
+    return Network(joined, joined.header, profile, files)
+
+
+def join_levels(
+    shards: Shards, index: Index, documents: Mapping[str, LevelFile | None]
+) -> LevelNetwork:
+    """The level that shards, sorted by file name, hold together (spec §10.3)."""
+    whole = _whole(shards, index, documents)
+    own, groups = [], []
+    for shard in shards.shards:
+        document = documents[shard.file]
+        plain = [name for name in shard.header.tensors if not name.startswith(RESERVED)]
+        groups.append(list(dict.fromkeys([*plain, *((document and document.tensors) or {})])))
+        if document and document.digest and document.tensors is not None:
+            own.append((groups[-1], document.digest))
+    return level_network(shards, shards.header, whole, groups=groups, digests=own)
+
+
+def _whole(
+    shards: Shards, index: Index, documents: Mapping[str, LevelFile | None]
+) -> LevelFile | None:
+    """What the documents of shards say together; None of a plain checkpoint."""
+    where, key = shards.name, _level_document.KEY
+    stated = _level_document.of_index(index, where)
+    whole = stated or next(filter(None, documents.values()), None)
+    if whole is None:
+        return None
+    homes: dict[str, str] = {}
+    nested: dict[str, tuple[Dtype, tuple[int, ...]]] = {}
+    for shard in shards.shards:
+        file, level = shard.file, documents[shard.file]
+        if level is None:
+            raise InvalidIndex(f"{where}: {file!r} has no {key}, which all shards of a level have")
+        if (level.level, level.name, level.layout) != (whole.level, whole.name, whole.layout):
+            raise InvalidIndex(
+                f"{where}: {file!r} holds level {level.level} {level.name!r} as {level.layout}, "
+                f"expected level {whole.level} {whole.name!r} as {whole.layout}"
+            )
+        nested |= level.tensors or {}
+        plain = [name for name in shard.header.tensors if not name.startswith(RESERVED)]
+        for name in (*plain, *(level.tensors or {})):
+            if homes.setdefault(name, file) != file:
+                raise InvalidIndex(
+                    f"{where}: tensor {name!r} is in both {homes[name]!r} and {file!r}"
+                )
+    check_total_size(index, shards)
+    told = all(level and level.tensors is not None for level in documents.values())
+    digest = stated.digest if stated else None
+    return replace(whole, digest=digest, tensors=nested if told else None)
