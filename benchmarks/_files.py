@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 import elsa_format as elsa
-from elsa_format._dtypes import of_array
-from elsa_format._header import TensorInfo
-from elsa_format._output import open_output
-from elsa_format._writer import Writer
+from elsa_format._container.dtypes import of_array
+from elsa_format._container.header import TensorInfo
+from elsa_format._writer import Contents, open_writer
 
 CHUNK = 1 << 20
 LEVELS = (95, 90, 80)
@@ -127,8 +126,8 @@ class Files:
             infos = [TensorInfo(f"layer.{i:03}", info.dtype, info.shape) for i in range(16)]
             specs = [elsa.LevelSpec(f"{s}%") for s in LEVELS]
             names = [info.name for info in infos]
-            with open_output(path) as output:
-                writer = Writer(output, infos, bits=2, levels=specs, nested=names, digests=False)
+            contents = Contents(2, specs, frozenset(names), digests=False)
+            with open_writer(path, [infos], contents) as writer:
                 for name in names:
                     for start in range(0, layer.size, CHUNK):
                         writer.append(name, layer[start : start + CHUNK])

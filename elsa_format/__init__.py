@@ -16,8 +16,8 @@ if sys.byteorder != "little":  # weights are masked where they lie, as the machi
 
 TYPE_CHECKING = False  # as in typing, which would have to be imported
 if TYPE_CHECKING:
-    from elsa_format._checkpoint import Checkpoint
-    from elsa_format._codec import embed_counters, mask_level, read_counters
+    from elsa_format._container.header import TensorInfo
+    from elsa_format._counters import embed_counters, mask_level, read_counters
     from elsa_format._digest import level_digest
     from elsa_format._errors import (
         AlreadyPacked,
@@ -63,11 +63,11 @@ if TYPE_CHECKING:
     )
     from elsa_format._extract import extract
     from elsa_format._file import File, open
-    from elsa_format._header import TensorInfo
     from elsa_format._kernels import kernels
     from elsa_format._layouts import Bitmask, Csr
     from elsa_format._level_file import load_level
-    from elsa_format._pack import PackReport, pack
+    from elsa_format._packing.checkpoint import Checkpoint
+    from elsa_format._packing.pack import PackReport, pack
     from elsa_format._profile import Level, Profile
     from elsa_format._stream import stream
     from elsa_format._verify import Report, verify
@@ -143,17 +143,17 @@ __all__ = [
 
 
 _MODULES = (
-    "_checkpoint",
-    "_codec",
+    "_container.header",
+    "_counters",
     "_digest",
     "_errors",
     "_extract",
     "_file",
-    "_header",
     "_kernels",
     "_layouts",
     "_level_file",
-    "_pack",
+    "_packing.checkpoint",
+    "_packing.pack",
     "_profile",
     "_stream",
     "_verify",

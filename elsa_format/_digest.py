@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from elsa_format._dtypes import of_array
-from elsa_format._header import TensorInfo
+from elsa_format._container.dtypes import of_array
+from elsa_format._container.header import TensorInfo
 from elsa_format._kept import compact
 from elsa_format._memory import give_block, take_block
 from elsa_format._threads import CORES, Task, start

@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from elsa_format import _level_document
 from elsa_format._choose import check_layout, choose_level
+from elsa_format._container.header import TensorInfo
+from elsa_format._container.index import index_bytes, is_index
+from elsa_format._container.json import parse_document
 from elsa_format._errors import NoSuchLevel
-from elsa_format._header import TensorInfo
-from elsa_format._index import index_bytes, is_index
-from elsa_format._json import parse_document
 from elsa_format._kernels import mask
 from elsa_format._layouts import FORMS, Layout, Piece
 from elsa_format._level_header import level_header
@@ -22,11 +22,11 @@ from elsa_format._network import Network, Step
 from elsa_format._open import open_network
 from elsa_format._options import whole
 from elsa_format._output import Output, Target, is_special
+from elsa_format._output.shards import check_shard_size, group_tensors, open_destination
 from elsa_format._profile import LevelLike, LevelNumber, variant_name
-from elsa_format._shard_output import check_shard_size, group_tensors, open_destination
 from elsa_format._storage import Source
 from elsa_format._threads import Meter, Progress, no_progress
-from elsa_format._writer import LevelSpec, open_writers
+from elsa_format._writer import Contents, LevelSpec, open_writer
 from elsa_format.levels import Sparsity
 
 
@@ -215,21 +215,19 @@ class _Job:
         for stored, info in network.header.tensors.items():
             for name in copies.get(stored, ()):
                 infos[group_of[name]].append(replace(info, name=name))
-        with open_writers(
-            target,
-            infos,
-            bits=profile.bits,
-            levels=[
+        contents = Contents(
+            profile.bits,
+            [
                 LevelSpec(entry.name, entry.target, entry.pattern, entry.metrics)
                 for entry in profile.levels[:level]
             ],
-            nested=profile.nested,
-            per_level=profile.per_level,
-            metadata=network.metadata,
-            dense_metrics=profile.levels[level - 1].metrics,
-            digests=any(entry.digest for entry in profile.levels),
-            force=force,
-        ) as writers:
+            frozenset(profile.nested),
+            profile.varying,
+            network.metadata,
+            profile.levels[level - 1].metrics,
+            any(entry.digest for entry in profile.levels),
+        )
+        with open_writer(target, infos, contents, force=force) as writer:
 
             def copy(reader: LevelReader, step: Step) -> None:
                 for block in reader.blocks(step.info):
@@ -237,7 +235,7 @@ class _Job:
                         words = block.view(step.info.dtype.words)
                         mask(words, words, profile.bits, level)
                     for name in copies.get(step.info.name, ()):
-                        writers.append(name, block)
+                        writer.append(name, block)
 
             self._read(copy)
-            writers.finish()
+            writer.finish()

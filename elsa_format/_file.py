@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elsa_format._choose import check_layout, choose_level
-from elsa_format._header import TensorInfo
+from elsa_format._container.header import TensorInfo
 from elsa_format._layouts import FORMS, Bitmask, Csr, Layout, Nested
 from elsa_format._level_header import LevelSizes, level_tensors
 from elsa_format._level_reader import LevelReader

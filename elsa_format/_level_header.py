@@ -5,8 +5,8 @@ from dataclasses import replace
 from functools import cached_property
 
 from elsa_format import _level_document
-from elsa_format._header import ALIGNMENT, LENGTH_BYTES, TensorInfo, lay_out, serialize
-from elsa_format._json import dump
+from elsa_format._container.header import ALIGNMENT, LENGTH_BYTES, TensorInfo, lay_out, serialize
+from elsa_format._container.json import dump
 from elsa_format._layouts import FORMS, Layout
 from elsa_format._network import Network
 

@@ -12,22 +12,27 @@ from typing import Any
 import numpy as np
 
 from elsa_format import _level_document
+from elsa_format._container.header import (
+    RESERVED,
+    Header,
+    Readable,
+    TensorInfo,
+    VirtualHeader,
+    check_size,
+    lay_out,
+)
 from elsa_format._errors import InvalidLayout, NoSuchLevel, Truncated
-from elsa_format._header import Header, Readable, TensorInfo, VirtualHeader, check_size, lay_out
 from elsa_format._kept import NOT_ZERO
 from elsa_format._layouts import FORMS, Elements, Layout, Nested, part_name
 from elsa_format._layouts.base import Decoder
 from elsa_format._level_document import LevelFile
 from elsa_format._memory import give_block, take_block
 from elsa_format._network import Network
-from elsa_format._profile import (
-    RESERVED,
-    Level,
-    LevelLike,
-    Profile,
-    find_level,
-)
+from elsa_format._profile import Level, LevelLike, Profile, find_level
 from elsa_format._storage import Reader, SpooledStorage, Storage, fill
+
+VALUES = part_name("values", "")
+"""How the parts that every sparse layout has are called."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,9 +167,8 @@ class SparseView:
         self.nested = document.tensors
         infos = {}
         for stored in header.tensors.values():  # where its values are, there a tensor was
-            values = part_name("values", "")
-            name = stored.name.removeprefix(values) if stored.name.startswith(values) else ""
-            if name in self.nested:
+            if stored.name.startswith(VALUES):
+                name = stored.name.removeprefix(VALUES)
                 infos[name] = TensorInfo(name, *self.nested[name])
             elif not stored.name.startswith(RESERVED):
                 infos[stored.name] = stored
@@ -173,10 +177,6 @@ class SparseView:
         )
         self.size = self.header.data_start + self.header.data_size
         self.high_latency = storage.high_latency
-        with contextlib.closing(_SparseReader(self, 0)) as reader:
-            for name in self.nested:
-                if not infos[name].nbytes:
-                    reader.check(infos[name])  # nobody reads what has no bytes
 
     def front(self) -> Readable:
         """Nobody parses the header once more."""
@@ -213,7 +213,11 @@ class SparseView:
             raise type(error)(f"{self.name}: tensor {info.name!r}: {error}") from None
 
     def check_unchanged(self) -> None:
-        """Ask the file."""
+        """Ask the file; and look at the parts of empty tensors, which nobody reads."""
+        with contextlib.closing(_SparseReader(self, 0)) as reader:
+            for name in self.nested:
+                if not self.header.tensors[name].nbytes:
+                    reader.check(self.header.tensors[name])
         self._storage.check_unchanged()
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from elsa_format._container.header import TensorInfo
 from elsa_format._errors import (
     ChecksumMismatch,
     TrailingData,
@@ -16,7 +17,6 @@ from elsa_format._errors import (
     UnknownDtype,
     UnsupportedFeature,
 )
-from elsa_format._header import TensorInfo
 from elsa_format._layouts import LevelMask
 from elsa_format._memory import BLOCK, aligned, give_block, take_block
 from elsa_format._network import Network, Step

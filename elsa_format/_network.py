@@ -7,9 +7,9 @@ from types import TracebackType
 from typing import Self
 
 from elsa_format import _level_document
-from elsa_format._header import Header, TensorInfo
+from elsa_format._container.header import RESERVED, Header, TensorInfo
 from elsa_format._layouts import Layout, Nested
-from elsa_format._profile import KEY, RESERVED, LevelLike, LevelNumber, Profile, find_level
+from elsa_format._profile import KEY, LevelLike, LevelNumber, Profile, find_level
 from elsa_format._storage import Storage
 
 

@@ -4,17 +4,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from elsa_format import _level_document, _profile
-from elsa_format._dtypes import Dtype
+from elsa_format._container.dtypes import Dtype
+from elsa_format._container.header import RESERVED, Header, check_size, read_header
+from elsa_format._container.index import Index, is_index
 from elsa_format._errors import CountMismatch, InvalidIndex, TooLarge
-from elsa_format._header import Header, check_size, read_header
-from elsa_format._index import Index, is_index
 from elsa_format._level_document import LevelFile
 from elsa_format._level_network import LevelNetwork, level_network
 from elsa_format._network import Network
 from elsa_format._options import whole
-from elsa_format._profile import KEY, RESERVED, Profile, join_profiles
-from elsa_format._shards import Shard, Shards, check_total_size, open_parsed
+from elsa_format._profile import KEY, Profile, join_profiles
 from elsa_format._storage import Source, open_storage
+from elsa_format._storage.shards import Shard, Shards, check_total_size, open_parsed
 
 Parsed = Profile | LevelFile | None
 Parse = Callable[[Header, str], Parsed]

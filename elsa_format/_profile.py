@@ -11,6 +11,9 @@ from typing import Any, Literal, SupportsIndex
 
 import xxhash
 
+from elsa_format._container.header import RESERVED, Header, TensorInfo
+from elsa_format._container.json import MAX_SAFE_INTEGER, dump, parse_document
+from elsa_format._counters import MAX_BITS
 from elsa_format._errors import (
     ChecksumMismatch,
     CountMismatch,
@@ -22,14 +25,9 @@ from elsa_format._errors import (
     UnsupportedFeature,
     UnsupportedVersion,
 )
-from elsa_format._header import Header, TensorInfo
-from elsa_format._json import MAX_SAFE_INTEGER, dump, parse_document
 
 VERSION = "1.0"
 KEY = "elsa"
-RESERVED = "__elsa__."
-MAX_BITS = 8
-MAX_LEVELS = 2**MAX_BITS - 1
 ZEROS = "0" * 16
 
 LevelLike = SupportsIndex | str
@@ -43,15 +41,6 @@ _CHECKSUM = re.compile(r"xxh3:[0-9a-f]{16}")
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _NUMBER = re.compile(r"[0-9]{1,9}")
 _PATTERN = re.compile(r"[1-9][0-9]*:[1-9][0-9]*")
-
-
-def bits_for(levels: int) -> int:
-    """τ = ⌈log₂(T+1)⌉, the counter bits that T levels need.
-
-    >>> [bits_for(t) for t in (1, 3, 4, 50, 255)]
-    [1, 2, 3, 6, 8]
-    """
-    return levels.bit_length()
 
 
 def variant_name(name: str, level: int) -> str:

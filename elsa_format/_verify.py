@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elsa_format import _kernels
-from elsa_format._codec import refuse_unpackable
+from elsa_format._container.header import TensorInfo
+from elsa_format._counters import refuse_unpackable
 from elsa_format._digest import LevelDigests, digest_of_lines
 from elsa_format._errors import (
     CounterOutOfRange,
@@ -17,7 +18,6 @@ from elsa_format._errors import (
     FormatError,
     NonFinite,
 )
-from elsa_format._header import TensorInfo
 from elsa_format._kept import NOT_ZERO
 from elsa_format._level_network import LevelNetwork
 from elsa_format._level_reader import LevelReader

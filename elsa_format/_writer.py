@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -11,31 +12,28 @@ import xxhash
 from numpy.typing import NDArray
 
 from elsa_format import _kernels, _level_document
-from elsa_format._codec import check_bits, refuse_unpackable
+from elsa_format._container.dtypes import of_array
+from elsa_format._container.header import LENGTH_BYTES, RESERVED, TensorInfo, lay_out, serialize
+from elsa_format._container.index import index_bytes
+from elsa_format._container.json import MAX_SAFE_INTEGER
+from elsa_format._counters import MAX_BITS, bits_for, check_bits, refuse_unpackable
 from elsa_format._digest import LevelDigests, digest_of_lines
-from elsa_format._dtypes import of_array
 from elsa_format._errors import CounterOutOfRange, InvalidHeader, InvalidProfile, TensorMismatch
-from elsa_format._header import LENGTH_BYTES, TensorInfo, lay_out, serialize
-from elsa_format._index import index_bytes
-from elsa_format._json import MAX_SAFE_INTEGER
 from elsa_format._memory import BLOCK
 from elsa_format._options import strings, whole
 from elsa_format._output import Output, Target
+from elsa_format._output.shards import Destination, open_destination
 from elsa_format._profile import (
     KEY,
-    MAX_BITS,
-    RESERVED,
     ZEROS,
     Level,
     Profile,
-    bits_for,
     check_levels,
     join_profiles,
     plain_number,
     plain_numbers,
     variant_name,
 )
-from elsa_format._shard_output import Destination, open_destination
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,53 @@ class Totals:
         return [digest_of_lines(lines) for lines in self.lines]
 
 
-class Writer:
+@dataclass(frozen=True)
+class Contents:
+    """What a network to be written consists of, besides its tensors."""
+
+    bits: int
+    levels: Sequence[LevelSpec]
+    nested: frozenset[str]
+    per_level: frozenset[str] = frozenset()
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    dense_metrics: Mapping[str, float] = field(default_factory=dict)
+    digests: bool = True
+
+    def checked(self) -> "Contents":
+        """The same with Python's numbers; what no reader would accept of it is refused."""
+        for key, value in self.metadata.items():
+            if key in (KEY, _level_document.KEY):
+                raise InvalidHeader(f"metadata {key!r}: the name is reserved")
+            if not isinstance(key, str) or not isinstance(value, str):
+                raise InvalidHeader(f"metadata {key!r}: {value!r}, expected strings")
+        levels = tuple(
+            replace(s, target=plain_number(s.target), metrics=plain_numbers(s.metrics))
+            for s in self.levels
+        )
+        contents = replace(self, levels=levels, dense_metrics=plain_numbers(self.dense_metrics))
+        check_levels(contents.table(Totals((0,) * len(levels), None)), contents.dense_metrics)
+        return contents
+
+    def only(self, names: AbstractSet[str]) -> "Contents":
+        """As far as it is about some of the tensors."""
+        return replace(self, nested=self.nested & names, per_level=self.per_level & names)
+
+    def table(self, network: Totals) -> tuple[Level, ...]:
+        """The level table, with what was counted."""
+        return tuple(
+            Level(
+                name=level.name,
+                nonzero=network.nonzero[t],
+                target=level.target,
+                pattern=level.pattern,
+                digest=network.digests[t],
+                metrics=level.metrics,
+            )
+            for t, level in enumerate(self.levels)
+        )
+
+
+class ShardWriter:
     """Places every tensor in advance, takes their bytes in any order, then writes the header.
 
     The header has room reserved for its longest form: counts are known only after the data, and
@@ -87,41 +131,25 @@ class Writer:
         self,
         output: Output,
         tensors: Iterable[TensorInfo],
-        *,
-        bits: int,
-        levels: Sequence[LevelSpec],
-        nested: Iterable[str],
-        per_level: Iterable[str] = (),
-        metadata: Mapping[str, str] | None = None,
-        dense_metrics: Mapping[str, float] | None = None,
-        digests: bool = True,
+        contents: Contents,
         shard: tuple[int, int] | None = None,
     ) -> None:
-        self.output, self.bits = output, bits
-        self.levels = tuple(
-            replace(s, target=plain_number(s.target), metrics=plain_numbers(s.metrics))
-            for s in levels
-        )
-        self.shard = shard
-        self.metadata = _checked(metadata or {})
-        self.counts = {name: np.zeros(1 << bits, np.int64) for name in nested}
-        self.per_level = tuple(sorted(per_level))
-        self._varying = frozenset(self.per_level)
-        self.dense_metrics = plain_numbers(dense_metrics or {})
-        numbers = range(1, len(self.levels) + 1)
+        self.output, self.contents, self.shard = output, contents, shard
+        bits, self._numbers = contents.bits, range(1, len(contents.levels) + 1)
+        self.counts = {name: np.zeros(1 << bits, np.int64) for name in sorted(contents.nested)}
         self._variants = {
-            variant_name(name, t): (name, t) for name in self.per_level for t in numbers
+            variant_name(name, t): (name, t)
+            for name in sorted(contents.per_level)
+            for t in self._numbers
         }
         self.tensors = lay_out(tensors, first=self._variants)
         self._positions = {name: info.start for name, info in self.tensors.items()}
         # Hashes live only while their tensor is written: each takes half a kilobyte.
         self._hashes: dict[str, xxhash.xxh3_64] = {}
         self._checksums = dict.fromkeys(self.tensors, f"xxh3:{ZEROS}")
-        self._digests = LevelDigests(bits, range(1, len(self.levels) + 1)) if digests else None
+        self._digests = LevelDigests(bits, self._numbers) if contents.digests else None
         self._reserved = 0
-        longest = self._longest_profile()
-        check_levels(longest.levels, self.dense_metrics)
-        self._reserved = len(self._header(longest))
+        self._reserved = len(self._header(self._longest_profile()))
 
     def append(self, name: str, data: NDArray[Any]) -> None:
         """Store the next bytes of a tensor.
@@ -144,7 +172,7 @@ class Writer:
         self._hashes[name].update(block.data)
         if name in self.counts:
             words = block.view(info.dtype.words)
-            self.counts[name] += _kernels.count(words, self.bits)
+            self.counts[name] += _kernels.count(words, self.contents.bits)
             if self._digests:
                 self._digests.update_nested(name, words)
         elif self._digests:
@@ -159,8 +187,8 @@ class Writer:
         elif name in self._variants:
             plain, level = self._variants[name]
             self._digests.end_plain(info, plain, [level])
-        elif name not in self._varying:
-            self._digests.end_plain(info, name, range(1, len(self.levels) + 1))
+        elif name not in self.contents.per_level:
+            self._digests.end_plain(info, name, self._numbers)
 
     def close_data(self) -> Totals:
         """Check that all bytes are there, and add up what they hold."""
@@ -170,18 +198,12 @@ class Writer:
             if self._positions[name] != info.stop:
                 raise ValueError(f"tensor {name!r} is incomplete")
         for name, counts in self.counts.items():
-            if counts[len(self.levels) + 1 :].any():
+            if counts[self._numbers.stop :].any():
                 top = int(counts.nonzero()[0][-1])
                 raise CounterOutOfRange(
-                    f"tensor {name!r}: counter {top}, expected 0..{len(self.levels)}"
+                    f"tensor {name!r}: counter {top}, expected 0..{len(self._numbers)}"
                 )
         return self._totals()
-
-    def finish(self) -> Profile:
-        """Write the header of a file that is no shard, and give the file its name."""
-        profile = self.write_header(self.close_data())
-        self.output.commit()
-        return profile
 
     def write_header(self, network: Totals) -> Profile:
         """Write the header; the level table is that of the whole network."""
@@ -192,33 +214,22 @@ class Writer:
     def _totals(self) -> Totals:
         kept = self._kept().values()
         lines = tuple(self._digests.lines) if self._digests else None
-        return Totals(tuple(sum(c[t] for c in kept) for t in range(len(self.levels))), lines)
+        return Totals(tuple(sum(c[t] for c in kept) for t in range(len(self._numbers))), lines)
 
     def _kept(self) -> dict[str, tuple[int, ...]]:
-        top = len(self.levels) + 1
         return {
-            name: tuple(int(n) for n in counts[1:top].cumsum())
+            name: tuple(int(n) for n in counts[1 : self._numbers.stop].cumsum())
             for name, counts in self.counts.items()
         }
 
     def _profile(self, network: Totals) -> Profile:
         return Profile(
-            bits=self.bits,
-            levels=tuple(
-                Level(
-                    name=level.name,
-                    nonzero=network.nonzero[t],
-                    target=level.target,
-                    pattern=level.pattern,
-                    digest=network.digests[t],
-                    metrics=level.metrics,
-                )
-                for t, level in enumerate(self.levels)
-            ),
+            bits=self.contents.bits,
+            levels=self.contents.table(network),
             nested=self._kept(),
-            per_level=self.per_level,
+            per_level=tuple(sorted(self.contents.per_level)),
             checksums=self._checksums,
-            dense_metrics=self.dense_metrics,
+            dense_metrics=self.contents.dense_metrics,
             shard=self.shard,
         )
 
@@ -230,45 +241,36 @@ class Writer:
         return replace(
             profile,
             levels=tuple(replace(level, nonzero=most) for level in profile.levels),
-            nested={name: (size,) * len(self.levels) for name, size in sizes.items()},
+            nested={name: (size,) * len(self._numbers) for name, size in sizes.items()},
         )
 
     def _header(self, profile: Profile) -> bytes:
         def with_checksum(digits: str) -> bytes:
-            metadata = self.metadata | {KEY: profile.to_json(digits)}
+            metadata = {**self.contents.metadata, KEY: profile.to_json(digits)}
             return serialize(self.tensors, metadata, reserve=self._reserved)
 
         return with_checksum(xxhash.xxh3_64_hexdigest(with_checksum(ZEROS)[LENGTH_BYTES:]))
 
 
-def _checked(metadata: Mapping[str, str]) -> dict[str, str]:
-    for key, value in metadata.items():
-        if key in (KEY, _level_document.KEY):
-            raise InvalidHeader(f"metadata {key!r}: the name is reserved")
-        if not isinstance(key, str) or not isinstance(value, str):
-            raise InvalidHeader(f"metadata {key!r}: {value!r}, expected strings")
-    return dict(metadata)
+class NetworkWriter:
+    """Writes a network: one file, or as many as it has shards."""
 
-
-class Writers:
-    """The writers of a network: one for a file, or one for each shard."""
-
-    def __init__(self, destination: Destination, parts: Sequence[Writer]) -> None:
-        self.destination, self.parts = destination, parts
-        self._part_of = {name: part for part in parts for name in part.tensors}
+    def __init__(self, destination: Destination, shards: Sequence[ShardWriter]) -> None:
+        self.destination, self.shards = destination, shards
+        self._shard_of = {name: shard for shard in shards for name in shard.tensors}
 
     def append(self, name: str, data: NDArray[Any]) -> None:
-        """Store the next bytes of a tensor; see `Writer.append`."""
-        self._part_of[name].append(name, data)
+        """Store the next bytes of a tensor; see `ShardWriter.append`."""
+        self._shard_of[name].append(name, data)
 
     def finish(self) -> Profile:
         """Write the headers, let the files appear, and give the profile of the network."""
-        totals = [part.close_data() for part in self.parts]
+        totals = [shard.close_data() for shard in self.shards]
         network = totals[0]
         for more in totals[1:]:
             network += more
-        profiles = [part.write_header(network) for part in self.parts]
-        tensors = [part.tensors.values() for part in self.parts]
+        profiles = [shard.write_header(network) for shard in self.shards]
+        tensors = [shard.tensors.values() for shard in self.shards]
         if self.destination.sharded:
             self.destination.commit(index_bytes(self.destination.names, tensors))
         else:
@@ -277,32 +279,22 @@ class Writers:
 
 
 @contextlib.contextmanager
-def open_writers(
+def open_writer(
     target: Target,
     groups: Sequence[Sequence[TensorInfo]],
+    contents: Contents,
     *,
-    nested: Iterable[str],
-    per_level: Iterable[str] = (),
     force: bool = False,
-    **options: Any,
-) -> Iterator[Writers]:
-    """A writer for each group of tensors if the target is an index, else for the only one."""
-    nested, per_level = set(nested), set(per_level)
+) -> Iterator[NetworkWriter]:
+    """A writer for groups of tensors, one for each shard if the target is an index, else one."""
+    contents = contents.checked()
     with open_destination(target, len(groups), force=force) as destination:
-        parts = []
+        shards = []
         for number, (output, infos) in enumerate(zip(destination.outputs, groups, strict=True), 1):
-            names = {info.name for info in infos}
-            parts.append(
-                Writer(
-                    output,
-                    infos,
-                    nested=sorted(nested & names),
-                    per_level=per_level & names,
-                    shard=(number, len(groups)) if destination.sharded else None,
-                    **options,
-                )
-            )
-        yield Writers(destination, parts)
+            own = contents.only({info.name for info in infos})
+            place = (number, len(groups)) if destination.sharded else None
+            shards.append(ShardWriter(output, infos, own, place))
+        yield NetworkWriter(destination, shards)
 
 
 def refuse_same_names(names: Sequence[str]) -> None:
@@ -367,21 +359,19 @@ def write(
             check_bits(info.dtype, bits, f"tensor {info.name!r}")
             words = arrays[info.name].reshape(-1).view(info.dtype.words)
             refuse_unpackable(words, None, info.dtype, len(levels), f"tensor {info.name!r}")
-    with open_writers(
-        path,
-        [infos],
-        bits=bits,
-        levels=levels,
-        nested=nested,
-        per_level=per_level,
-        metadata=metadata,
-        dense_metrics=dense_metrics,
-        digests=digests,
-        force=force,
-    ) as writers:
-        for name in writers.parts[0].tensors:
+    contents = Contents(
+        bits,
+        levels,
+        frozenset(nested),
+        frozenset(per_level),
+        metadata or {},
+        dense_metrics or {},
+        digests,
+    )
+    with open_writer(path, [infos], contents, force=force) as writer:
+        for name in writer.shards[0].tensors:
             flat = arrays[name].reshape(-1)
             step = BLOCK // flat.itemsize
             for start in range(0, flat.size, step):
-                writers.append(name, flat[start : start + step])
-        return writers.finish()
+                writer.append(name, flat[start : start + step])
+        return writer.finish()

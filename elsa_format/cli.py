@@ -31,7 +31,7 @@ from elsa_format._cli._terminal import (
     standard_output,
     table,
 )
-from elsa_format._shard_output import written_size
+from elsa_format._output.shards import written_size
 
 __all__ = [
     "FORCE",

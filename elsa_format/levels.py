@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from elsa_format._dtypes import of_array
+from elsa_format._container.dtypes import of_array
+from elsa_format._counters import MAX_BITS, MAX_LEVELS, bits_for
 from elsa_format._errors import BitsTooWide, InfeasibleLevels
-from elsa_format._profile import MAX_BITS, MAX_LEVELS, bits_for
 
 __all__ = [
     "Pattern",

@@ -20,7 +20,9 @@ from unittest import mock
 import numpy as np
 
 import elsa_format as elsa
-from elsa_format import _http, _remote
+from elsa_format import _storage
+from elsa_format._storage import http as _remote
+from elsa_format._storage import http_client as _http
 
 END = b"\x1e"
 """Between records."""
@@ -167,7 +169,7 @@ def http_answers(data: bytes) -> None:
             reader = storage.reader(0, 1 << 40)
             found = b"".join(iter(lambda: reader.read(100), b""))
             with mock.patch.object(
-                _remote, "open_url", lambda url: _remote.HttpStorage(url, policy)
+                _storage, "_open_url", lambda url: _remote.HttpStorage(url, policy)
             ):
                 network.answers = records[: 2 if options & IS_URL else 3]
                 loaded = elsa.open(url).load(1)["w"].tobytes()

@@ -14,8 +14,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from elsa_format._dtypes import DTYPES
-from elsa_format._header import MAX_HEADER, TensorInfo, lay_out, serialize
+from elsa_format._container.dtypes import DTYPES
+from elsa_format._container.header import MAX_HEADER, TensorInfo, lay_out, serialize
 
 RUN = """
 import sys

@@ -85,8 +85,8 @@ NAMED = """
 import sys
 from elsa_format import _start
 _start.end_on_signals()
-from elsa_format import _output
-_output._OPEN_FILES = "/nowhere"
+from elsa_format._output import atomic
+atomic._OPEN_FILES = "/nowhere"
 getattr(_start, sys.argv.pop(1))()
 """
 

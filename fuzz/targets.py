@@ -17,8 +17,8 @@ import numpy as np
 import safetensors
 
 import elsa_format as elsa
-from elsa_format import _header
-from elsa_format._header import check_size
+from elsa_format._container import header as _header
+from elsa_format._container.header import check_size
 from fuzz.answers import answers
 from fuzz.kernels import kernels
 from fuzz.seeds import VECTORS

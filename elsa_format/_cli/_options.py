@@ -8,8 +8,8 @@ import click
 from click.shell_completion import CompletionItem
 
 from elsa_format import __version__
+from elsa_format._container.index import is_url
 from elsa_format._kernels import kernels
-from elsa_format._storage import is_url
 
 F = TypeVar("F", bound=Callable[..., Any])
 SETTINGS = {"help_option_names": ["-h", "--help"]}

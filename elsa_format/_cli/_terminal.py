@@ -15,11 +15,11 @@ import click
 
 from elsa_format import __version__
 from elsa_format._cli._options import UNITS
+from elsa_format._container.index import is_index
 from elsa_format._errors import ElsaError
-from elsa_format._index import is_index
 from elsa_format._kernels import NATIVE
 from elsa_format._output import descriptor, open_output
-from elsa_format._start import wait_if_ending
+from elsa_format._signals import wait_if_ending
 
 P = ParamSpec("P")
 PLAIN = str.maketrans({"×": "x", "…": "...", "≤": "<="})

@@ -28,7 +28,7 @@ from elsa_format._cli._terminal import (
     standard_output,
 )
 from elsa_format._layouts import LAYOUTS
-from elsa_format._shard_output import written_size
+from elsa_format._output.shards import written_size
 
 
 @click.command("extract", context_settings=SETTINGS)

@@ -22,7 +22,7 @@ from elsa_format._cli._terminal import (
 )
 from elsa_format._layouts import LAYOUTS
 from elsa_format._level_network import LevelNetwork
-from elsa_format._report import write_report
+from elsa_format._report.page import write_report
 
 MOST_COLUMNS = 8
 """Levels that still fit a terminal."""

@@ -8,11 +8,10 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from elsa_format._dtypes import Dtype
+from elsa_format._container.dtypes import Dtype
+from elsa_format._container.header import RESERVED, TensorInfo
 from elsa_format._errors import CountMismatch, InvalidLayout, Truncated, UnsupportedFeature
-from elsa_format._header import TensorInfo
 from elsa_format._kept import count_kept
-from elsa_format._profile import RESERVED
 from elsa_format._storage import Reader, fill
 
 Piece = tuple[str, NDArray[Any]]

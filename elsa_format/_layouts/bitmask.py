@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elsa_format import _kernels
-from elsa_format._dtypes import DTYPES, Dtype
+from elsa_format._container.dtypes import DTYPES, Dtype
+from elsa_format._container.header import TensorInfo
 from elsa_format._errors import InvalidLayout
-from elsa_format._header import TensorInfo
 from elsa_format._kept import compact
 from elsa_format._layouts.base import (
     Decoder,

@@ -6,8 +6,8 @@ from typing import Any, NoReturn
 from numpy.typing import NDArray
 
 from elsa_format import _kernels
-from elsa_format._dtypes import Dtype
-from elsa_format._header import TensorInfo
+from elsa_format._container.dtypes import Dtype
+from elsa_format._container.header import TensorInfo
 from elsa_format._kept import NOT_ZERO
 from elsa_format._layouts.base import Decoder, Elements, Encoder, Form, Kept, Nested, Piece, Room
 

@@ -10,7 +10,8 @@ import pytest
 import xxhash
 from vector_files import COMMITTED, ROOT
 
-from elsa_format import _json, _profile
+from elsa_format import _profile
+from elsa_format._container import json as _json
 
 sys.path.insert(0, str(ROOT))
 

@@ -397,7 +397,7 @@ def _with_template(large: Path) -> Path:
 KILLED = """
 import os, random, signal, sys, time
 import elsa_format as elsa
-from elsa_format._report import write_report
+from elsa_format._report.page import write_report
 
 operation, source, out, seed, rounds = sys.argv[1:]
 rng = random.Random(int(seed))

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import elsa_format as elsa
 from elsa_format._cli import main
-from elsa_format._header import parse
+from elsa_format._container.header import parse
 from fuzz.short import inputs
 from fuzz.targets import TARGETS, pipe
 

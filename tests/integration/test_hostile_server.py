@@ -22,7 +22,8 @@ from faulty_server import (
 )
 
 import elsa_format as elsa
-from elsa_format import _http, _remote
+from elsa_format._storage import http as _remote
+from elsa_format._storage import http_client as _http
 
 
 @pytest.fixture

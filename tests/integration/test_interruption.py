@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import elsa_format as elsa
-from elsa_format._dtypes import DTYPES
-from elsa_format._header import TensorInfo, lay_out, serialize
+from elsa_format._container.dtypes import DTYPES
+from elsa_format._container.header import TensorInfo, lay_out, serialize
 from fuzz import signals
 
 BIN = Path(sys.executable).parent
@@ -120,7 +120,7 @@ def test_pack(
 def test_where_temporary_files_have_names(net: Path, tmp_path: Path) -> None:
     """As on file systems without unnamed files."""
     script = (
-        "import elsa_format._output as output; output._OPEN_FILES = '/nowhere'\n"
+        "import elsa_format._output.atomic as output; output._OPEN_FILES = '/nowhere'\n"
         "from elsa_format import _start; _start.elsa()"
     )
     half = net.read_bytes()[: net.stat().st_size // 2]

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import elsa_format as elsa
-from elsa_format._dtypes import DTYPES
-from elsa_format._header import TensorInfo, lay_out, serialize
+from elsa_format._container.dtypes import DTYPES
+from elsa_format._container.header import TensorInfo, lay_out, serialize
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 

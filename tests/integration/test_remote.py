@@ -26,7 +26,8 @@ from faulty_server import (
 )
 
 import elsa_format as elsa
-from elsa_format import _remote
+from elsa_format._storage import http as _remote
+from elsa_format._storage.fsspec import FsspecStorage
 
 BIN = Path(sys.executable).parent
 
@@ -617,7 +618,7 @@ def test_what_stores_complain_of(
         stream = Stream(b"12345678")
         stream.fails = when
         with pytest.raises(elsa.RemoteError) as caught:  # noqa: PT012 - whichever of them it is
-            storage = _remote.FsspecStorage("x://me:secret@store/net.safetensors?signature=secret")
+            storage = FsspecStorage("x://me:secret@store/net.safetensors?signature=secret")
             storage.read_at(0, memoryview(bytearray(4)))
             storage.close()
         assert str(caught.value) == f"x://store/net.safetensors?…: {words}"

@@ -20,9 +20,9 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 import elsa_format as elsa
-from elsa_format import _shard_output
-from elsa_format._checkpoint import ArrayCheckpoint
 from elsa_format._level_reader import LevelReader
+from elsa_format._output import shards as _shard_output
+from elsa_format._packing.arrays import ArrayCheckpoint
 
 BIN = Path(sys.executable).parent
 INDEX = "model.safetensors.index.json"

@@ -13,7 +13,8 @@ from bits import same_bits
 from faulty_server import Server, cut_after, fine, serving, status
 
 import elsa_format as elsa
-from elsa_format import _http, _remote
+from elsa_format._storage import http as _remote
+from elsa_format._storage import http_client as _http
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import elsa_format as elsa
-from elsa_format._report import write_report
+from elsa_format._report.page import write_report
 
 sys.path.insert(0, str(Path(__file__).parent))
 

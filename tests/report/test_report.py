@@ -20,10 +20,10 @@ from click.testing import CliRunner
 from conftest import HOSTILE
 
 import elsa_format as elsa
-from elsa_format import _report_pictures as pictures
 from elsa_format._cli.inspect import command
-from elsa_format._dtypes import DTYPES
-from elsa_format._report import write_report
+from elsa_format._container.dtypes import DTYPES
+from elsa_format._report import pictures
+from elsa_format._report.page import write_report
 
 
 class Page(html.parser.HTMLParser):
@@ -291,7 +291,7 @@ def test_the_page_goes_to_stdout_too(rich: Path) -> None:
 
 
 def test_a_report_needs_no_heavy_imports() -> None:
-    script = "import sys, elsa_format._report; print(*sys.modules)"
+    script = "import sys, elsa_format._report.page; print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     ).stdout.split()

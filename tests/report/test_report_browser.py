@@ -11,7 +11,7 @@ from browser import Browser
 from conftest import HOSTILE
 
 from elsa_format._open import open_network
-from elsa_format._report import describe, render
+from elsa_format._report.page import describe, render
 
 NAMES = "return [...document.querySelectorAll('#layer-table tbody .pick')].map(e => e.textContent)"
 CHOSEN = "return document.querySelector('#layer-title bdi').textContent"

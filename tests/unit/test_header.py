@@ -12,7 +12,7 @@ import safetensors
 from bits import OneByteReader
 
 import elsa_format as elsa
-from elsa_format._header import parse, read_header
+from elsa_format._container.header import parse, read_header
 
 
 def file_of(header: str | bytes, data: bytes = b"") -> bytes:

@@ -13,8 +13,8 @@ import pytest
 import windows
 
 import elsa_format as elsa
-from elsa_format import _output
-from elsa_format._output import AtomicFile, open_output
+from elsa_format._output import atomic, open_output
+from elsa_format._output.atomic import AtomicFile
 
 
 def no_links(*arguments: Any, **options: Any) -> None:
@@ -25,7 +25,7 @@ def no_links(*arguments: Any, **options: Any) -> None:
 def temporary(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Every way to hold a file that is not complete, and to give it its name."""
     if request.param in ("named", "FAT"):
-        monkeypatch.setattr(_output, "_OPEN_FILES", "/nowhere")
+        monkeypatch.setattr(atomic, "_OPEN_FILES", "/nowhere")
     if "Windows" in request.param:
         windows.imitate(monkeypatch)
     if "FAT" in request.param:

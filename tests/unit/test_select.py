@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from elsa_format._select import FEW, find_cut, magnitude_counters
+from elsa_format._packing.select import FEW, find_cut, magnitude_counters
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000, 70_000])

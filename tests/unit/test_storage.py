@@ -16,7 +16,8 @@ from bits import same_bits
 
 import elsa_format as elsa
 from elsa_format import _file
-from elsa_format._storage import FileStorage, fill
+from elsa_format._storage import fill
+from elsa_format._storage.local import FileStorage
 
 
 @pytest.fixture(params=["as it is", "without preadv", "Windows"])

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +12,10 @@ from elsa_converters.onnx._places import places, relative_location
 from elsa_converters.onnx._reach import reaching
 from elsa_converters.onnx._writer import header_of
 from elsa_format import AlreadyPacked
-from elsa_format.plugins import TensorInfo, dump, open_network, open_output
+from elsa_format.plugins import Checkpoint, TensorInfo, dump, open_network, open_output
 
 
-class OnnxCheckpoint:
+class OnnxCheckpoint(Checkpoint):
     """An ONNX model as `elsa-pack` reads it.
 
     >>> with OnnxCheckpoint("model.onnx") as checkpoint:
@@ -34,7 +33,6 @@ class OnnxCheckpoint:
         self.tensors: Mapping[str, TensorInfo] = {
             name: weight.info for name, weight in self.model.weights.items()
         }
-        self.metadata: Mapping[str, str] = {}
         self._nestable = reaching(self.model.proto.graph, self.tensors)
 
     def blocks(self, name: str, size: int) -> Iterator[NDArray[np.uint8]]:
@@ -61,15 +59,6 @@ class OnnxCheckpoint:
     ) -> None:
         """Refuse places that a template could not point to, before anything is packed."""
         relative_location(template, packed)
-
-    def close(self) -> None:
-        """Nothing is held open."""
-
-    def __enter__(self) -> "OnnxCheckpoint":
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
 
 
 def write_template(

@@ -5,7 +5,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from elsa_format._dtypes import DTYPES, Dtype
+from elsa_format._container.dtypes import DTYPES, Dtype
+from elsa_format._container.foreign import SNIFFED, foreign
+from elsa_format._container.json import MAX_OFFSET, dump, parse_header, quote
 from elsa_format._errors import (
     HeaderTooLarge,
     InvalidHeader,
@@ -16,12 +18,12 @@ from elsa_format._errors import (
     Truncated,
     UnknownDtype,
 )
-from elsa_format._foreign import SNIFFED, foreign
-from elsa_format._json import MAX_OFFSET, dump, parse_header, quote
 
 LENGTH_BYTES = 8
 MAX_HEADER = 100_000_000
 ALIGNMENT = 256
+RESERVED = "__elsa__."
+"""How names begin that only the format itself gives."""
 
 
 class Readable(Protocol):

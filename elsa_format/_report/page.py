@@ -18,7 +18,7 @@ from elsa_format._network import Network
 from elsa_format._open import open_network
 from elsa_format._output import Target, open_output
 from elsa_format._profile import KEY
-from elsa_format._report_pictures import survey
+from elsa_format._report.pictures import survey
 from elsa_format._storage import Source
 from elsa_format._threads import Meter, Progress, no_progress
 
@@ -119,7 +119,7 @@ def describe(network: Network) -> dict[str, Any]:
 
 def render(document: Mapping[str, Any]) -> bytes:
     """The page for a description; nothing in it can run but the page's own script."""
-    folder = resources.files("elsa_format") / "_report_page"
+    folder = resources.files("elsa_format") / "_report"
     style, script, page = (
         (folder / name).read_text("utf-8") for name in ("report.css", "report.js", "report.html")
     )

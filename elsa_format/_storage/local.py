@@ -1,62 +1,18 @@
-"""Random access to the bytes of a file."""
+"""Files on this machine, and streams that callers hand over."""
 
 import contextlib
 import errno
 import io
 import os
-import re
 import stat
 import sys
 import tempfile
 import threading
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
+from elsa_format._container.header import Readable
 from elsa_format._errors import InputChanged
-from elsa_format._header import Readable
-
-Source = str | os.PathLike[str] | IO[bytes]
-"""A path, a URL, or a readable binary stream, which need not seek."""
-
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]+://")
-
-
-class Reader(Protocol):
-    """Bytes read along; short reads are allowed, and none means the end."""
-
-    def read(self, size: int, /) -> bytes: ...
-    def readinto(self, buffer: Any, /) -> int: ...
-    def seek(self, position: int, /) -> None: ...
-    def close(self) -> None: ...
-
-
-class Storage(Protocol):
-    """Bytes that can be read anywhere, from several threads."""
-
-    name: str
-
-    @property
-    def size(self) -> int | None:
-        """Bytes in all, None where only the end would tell."""
-        ...
-
-    @property
-    def high_latency(self) -> bool:
-        """Whether every new position costs a round trip."""
-        ...
-
-    def front(self) -> Readable:
-        """The first bytes, to read the header from."""
-        ...
-
-    def reader(self, start: int, stop: int) -> Reader:
-        """The bytes of a range."""
-        ...
-
-    def check_unchanged(self) -> None:
-        """Raise InputChanged if the bytes are no longer those that were opened."""
-        ...
-
-    def close(self) -> None: ...
+from elsa_format._storage.base import Reader, Storage, Window, stream_name
 
 
 class InputFile(io.FileIO):
@@ -239,71 +195,6 @@ def _read_into(stream: IO[bytes], view: memoryview) -> int:
     return len(data)
 
 
-class _Positioned(Protocol):
-    def read_at(self, position: int, view: memoryview) -> int: ...
-
-
-class Window:
-    """A range of a storage, read along."""
-
-    def __init__(self, storage: _Positioned, start: int, stop: int) -> None:
-        self.storage, self.position, self.stop = storage, start, stop
-
-    def readinto(self, buffer: Any, /) -> int:
-        """As much of the buffer and the range as one read gives."""
-        view = memoryview(buffer)[: max(self.stop - self.position, 0)]
-        count = self.storage.read_at(self.position, view) if view else 0
-        self.position += count
-        return count
-
-    def read(self, size: int, /) -> bytes:
-        """At most `size` bytes."""
-        buffer = bytearray(max(min(size, self.stop - self.position), 0))
-        return bytes(buffer[: self.readinto(buffer)])
-
-    def seek(self, position: int, /) -> None:
-        """Go on elsewhere."""
-        self.position = position
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-
-def fill(reader: Reader, view: memoryview) -> int:
-    """Fill a buffer from short reads, and say how many bytes are missing at the end."""
-    while view:
-        count = reader.readinto(view)
-        if not count:
-            break
-        view = view[count:]
-    return len(view)
-
-
-def is_url(source: object) -> bool:
-    """Whether a source is a URL rather than a path.
-
-    >>> is_url("https://example.org/net.safetensors"), is_url("C:/net.safetensors")
-    (True, False)
-    """
-    return isinstance(source, str) and _URL.match(source) is not None
-
-
-def open_storage(source: Source, *, along: bool = False) -> Storage:
-    """Storage for a path, a URL or a stream, which is only read `along`, from where it is."""
-    if isinstance(source, str) and is_url(source):
-        # Here, so that those who never read a URL do not wait for the import of HTTP and TLS.
-        from elsa_format._remote import open_url
-
-        return open_url(source)
-    if isinstance(source, str | os.PathLike):
-        if os.path.exists(source) and not os.path.isfile(source):  # a named pipe: `<(command)`
-            return PipeStorage(InputFile(source), os.fspath(source), owned=True)
-        return FileStorage(source)
-    if not along and source.seekable():
-        return StreamStorage(source)
-    return PipeStorage(source, stream_name(source))
-
-
 def _advice(folder: str | os.PathLike[str]) -> str:
     """What to open of a directory."""
     names = sorted(os.listdir(folder), key=lambda name: (not name.endswith(".index.json"), name))
@@ -311,11 +202,3 @@ def _advice(folder: str | os.PathLike[str]) -> str:
         if name.endswith((".index.json", ".safetensors")):
             return f"is a directory; name a file in it, such as {name}"
     return "is a directory, and holds no .safetensors file"
-
-
-def stream_name(stream: IO[bytes]) -> str:
-    """A name for messages."""
-    if stream is getattr(sys.stdin, "buffer", None):
-        return "<stdin>"
-    name = getattr(stream, "name", None)
-    return name if isinstance(name, str) else "<stream>"

@@ -13,18 +13,21 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from elsa_format._errors import InvalidIndex, UnsafePath
-from elsa_format._header import (
+from elsa_format._container.header import (
+    MAX_HEADER,
     Header,
     Readable,
     TensorInfo,
     VirtualHeader,
     check_size,
+    read_exactly,
     read_header,
 )
-from elsa_format._index import Index, read_index, shard_path
-from elsa_format._profile import KEY
-from elsa_format._storage import Reader, Source, Storage, is_url, open_storage
+from elsa_format._container.index import Index, is_url
+from elsa_format._container.index import parse as parse_index
+from elsa_format._errors import InvalidIndex, UnsafePath
+from elsa_format._storage import open_storage
+from elsa_format._storage.base import Reader, Source, Storage
 
 T = TypeVar("T")
 
@@ -58,7 +61,6 @@ class Shards:
             # Of two values the first shard's counts (spec §10.1).
             metadata = {**shard.header.metadata, **metadata}
             position += shard.header.data_size
-        metadata.pop(KEY, None)
         headers = sum(shard.header.data_start for shard in self.shards)
         self.header = VirtualHeader(tensors, metadata, b"", headers_size=headers)
         self.size = self.header.data_start + self.header.data_size
@@ -142,6 +144,33 @@ class _JoinedReader:
         return header.data_start + header.data_size
 
 
+def read_index(source: Source) -> tuple[Index, str]:
+    """The index at a path or URL, and its name for messages; no shard is opened."""
+    storage = open_storage(source)
+    try:
+        raw = read_exactly(storage.front(), MAX_HEADER + 1)
+        where = storage.name
+    finally:
+        storage.close()
+    if len(raw) > MAX_HEADER:
+        raise InvalidIndex(f"{where}: more than {MAX_HEADER} bytes")
+    return parse_index(raw, where), where
+
+
+def shard_path(index: Path, name: str) -> Path:
+    """The file of a shard, which must be in the index's directory even if it is a link.
+
+    An index that is a link itself has two directories, the link's and its target's: in a download
+    cache all files of a network are links into one directory.
+    """
+    path = index.parent / name
+    # realpath, as resolve raises where links go in a circle; such a shard does not exist.
+    folders = (os.path.realpath(index.parent), os.path.dirname(os.path.realpath(index)))
+    if os.path.dirname(os.path.realpath(path)) not in folders:
+        raise UnsafePath(f"{index}: shard {name!r} is a link that leaves the directory")
+    return path
+
+
 def shard_source(source: Source, file: str) -> Source:
     """The path or URL of a shard: the index's, with another file name."""
     if isinstance(source, str) and is_url(source):
@@ -149,7 +178,9 @@ def shard_source(source: Source, file: str) -> Source:
         scheme, _, rest = before.partition("://")
         if scheme.lower() not in ("http", "https"):
             if "::" in file:  # fsspec would go to another store
-                from elsa_format._http import redact  # here, as by whoever opened the index
+                from elsa_format._storage.http_client import (
+                    redact,  # here, as by whoever opened the index
+                )
 
                 raise UnsafePath(f"{redact(source)}: shard {file!r} is outside its directory")
             return f"{before.rpartition('/')[0]}/{file}"

@@ -5,16 +5,11 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from elsa_format._index import is_index, read_index, shard_names
+from elsa_format._container.index import is_index, shard_names
 from elsa_format._options import whole
-from elsa_format._output import (
-    AtomicFile,
-    Output,
-    Target,
-    commit_together,
-    is_special,
-    open_output,
-)
+from elsa_format._output import Output, Target, is_special, open_output
+from elsa_format._output.atomic import AtomicFile, commit_together
+from elsa_format._storage.shards import read_index
 
 
 def check_shard_size(target: Target, max_size: int | None) -> None:

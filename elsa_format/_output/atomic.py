@@ -1,19 +1,14 @@
-"""Where results go: a file that appears whole or not at all, or a stream."""
+"""A file that appears whole or not at all."""
 
 import contextlib
 import errno
 import os
-import stat
-import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any
 
 from elsa_format._errors import OutputExists
-
-Target = str | os.PathLike[str] | IO[bytes]
-"""A path, or a writable binary stream such as sys.stdout.buffer."""
 
 _OPEN_FILES = "/proc/self/fd"
 
@@ -36,14 +31,6 @@ def _renew() -> None:
 
 if hasattr(os, "register_at_fork"):  # a fork has none of its parent's threads
     os.register_at_fork(after_in_child=_renew)
-
-
-class Output(Protocol):
-    """A place to write bytes at positions; nothing counts before `commit`."""
-
-    def write_at(self, position: int, data: Any) -> None: ...
-    def commit(self) -> None: ...
-    def discard(self) -> None: ...
 
 
 class AtomicFile:
@@ -216,16 +203,6 @@ def commit_together(files: Sequence[AtomicFile], *, instead_of: Path | None = No
         file.close()
 
 
-def commit_outputs(outputs: Sequence[Output]) -> None:
-    """Let outputs appear that belong together, the last only while all others are there."""
-    files = [output for output in outputs if isinstance(output, AtomicFile)]
-    if len(files) == len(outputs):
-        commit_together(files)
-        return
-    for output in outputs:  # a device or pipe among them
-        output.commit()
-
-
 def _sync_folder(path: Path) -> None:
     with contextlib.suppress(OSError):  # not every directory can be synced
         folder = os.open(path.parent, os.O_RDONLY)
@@ -242,112 +219,3 @@ def _link_open_file(fd: int, path: Path) -> None:
         os.link(f"{_OPEN_FILES}/{fd}", path.name, dst_dir_fd=folder, follow_symlinks=True)
     finally:
         os.close(folder)
-
-
-class Pipe:
-    """A stream that is written front to back."""
-
-    def __init__(self, stream: IO[bytes], name: str | None = None) -> None:
-        self.stream, self.position = stream, 0
-        own = getattr(stream, "name", None)
-        self.name = name or (own if isinstance(own, str) else None)
-
-    def write_at(self, position: int, data: Any) -> None:
-        """Write at the end; no other position exists."""
-        if position != self.position:
-            raise ValueError(f"a pipe cannot write at {position}, it is at {self.position}")
-        view = memoryview(data).cast("B")
-        self.position += len(view)
-        with _naming(self.name):
-            while view:  # an unbuffered stream may take less than it was given
-                view = view[self.stream.write(view) :]
-
-    def commit(self) -> None:
-        """Flush."""
-        with _naming(self.name):
-            self.stream.flush()
-
-    def discard(self) -> None:
-        """What was written cannot be taken back; the caller's exit code tells."""
-
-
-class Spool:
-    """A pipe whose content is written out of order: kept on disk, then copied."""
-
-    def __init__(self, pipe: Pipe) -> None:
-        self.pipe = pipe
-        with _naming(tempfile.gettempdir()):
-            self.file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - see commit, discard
-
-    def write_at(self, position: int, data: Any) -> None:
-        """Write at a position of the temporary file."""
-        view = memoryview(data).cast("B")
-        with _naming(tempfile.gettempdir()):
-            self.file.seek(position)
-            while view:
-                view = view[self.file.write(view) :]
-
-    def commit(self) -> None:
-        """Copy everything to the stream."""
-        self.file.seek(0)
-        while block := self.file.read(1 << 20):
-            self.pipe.write_at(self.pipe.position, block)
-        self.pipe.commit()
-        self.file.close()
-
-    def discard(self) -> None:
-        """Drop the temporary file."""
-        self.file.close()
-
-
-@contextlib.contextmanager
-def _naming(name: str | None) -> Iterator[None]:
-    """Let errors name what cannot be written, if it has a name."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is None and error.errno is not None and name is not None:
-            error.filename = name
-        raise
-
-
-@contextlib.contextmanager
-def open_output(target: Target, *, force: bool = False, in_order: bool = False) -> Iterator[Output]:
-    """The output for a target; discarded unless the block commits it.
-
-    `in_order` promises writes front to back, which lets a stream pass them on at once.
-    """
-    with contextlib.ExitStack() as stack:
-        output: Output
-        if isinstance(target, str | os.PathLike) and not is_special(target):
-            output = AtomicFile(target, force=force)
-        else:
-            if isinstance(target, str | os.PathLike):
-                number = descriptor(target)
-                place = target if number is None else os.dup(number)
-                stream: IO[bytes] = stack.enter_context(open(place, "wb", buffering=0))
-                pipe = Pipe(stream, os.fspath(target))
-            else:
-                pipe = Pipe(target)
-            output = pipe if in_order else Spool(pipe)
-        stack.callback(output.discard)
-        yield output
-
-
-def is_special(path: str | os.PathLike[str]) -> bool:
-    """What is written to, never replaced: a device, a named pipe, /dev/stdout whatever that is."""
-    try:
-        mode = os.stat(path).st_mode
-    except OSError:
-        return False
-    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)) or descriptor(path) is not None
-
-
-def descriptor(path: str | os.PathLike[str]) -> int | None:
-    """The number of an open file that a path stands for, such as /dev/stdout or /dev/fd/3."""
-    text = os.path.abspath(path)
-    if os.path.islink(text) and os.path.dirname(text) == "/dev":
-        text = os.path.join("/dev", os.readlink(text))
-    folder, name = os.path.split(text)
-    own = folder == "/dev/fd" or os.path.realpath(folder) == f"/proc/{os.getpid()}/fd"
-    return int(name) if own and name.isdecimal() else None

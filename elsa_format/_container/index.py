@@ -1,18 +1,30 @@
 """The index of a network in shards: which file holds which tensor (spec §10)."""
 
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from elsa_format._container.foreign import SNIFFED, foreign
+from elsa_format._container.header import TensorInfo
+from elsa_format._container.json import dump, is_text, parse_document
 from elsa_format._errors import InvalidIndex, InvalidJson, InvalidOption, UnsafePath
-from elsa_format._foreign import SNIFFED, foreign
-from elsa_format._header import MAX_HEADER, TensorInfo, read_exactly
-from elsa_format._json import dump, is_text, parse_document
-from elsa_format._storage import Source, is_url, open_storage
 
 SUFFIX = ".index.json"
+
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]+://")
+
+
+def is_url(source: object) -> bool:
+    """Whether a source is a URL rather than a path.
+
+    >>> is_url("https://example.org/net.safetensors"), is_url("C:/net.safetensors")
+    (True, False)
+    """
+    return isinstance(source, str) and _URL.match(source) is not None
 
 
 @dataclass(frozen=True)
@@ -43,19 +55,6 @@ def is_index(source: object) -> bool:
     return text.endswith(SUFFIX)
 
 
-def read_index(source: Source) -> tuple[Index, str]:
-    """The index at a path or URL, and its name for messages; no shard is opened."""
-    storage = open_storage(source)
-    try:
-        raw = read_exactly(storage.front(), MAX_HEADER + 1)
-        where = storage.name
-    finally:
-        storage.close()
-    if len(raw) > MAX_HEADER:
-        raise InvalidIndex(f"{where}: more than {MAX_HEADER} bytes")
-    return parse(raw, where), where
-
-
 def parse(raw: bytes, where: str) -> Index:
     """Check an index by itself: restricted JSON, its structure, plain file names."""
     problem = None if raw.lstrip()[:1] == b"{" else foreign(raw[:SNIFFED])
@@ -79,20 +78,6 @@ def parse(raw: bytes, where: str) -> Index:
         if name in ("", ".", "..") or any(c in name for c in "/\\\0"):
             raise UnsafePath(f"{where}: shard {name!r} is outside the directory of the index")
     return index
-
-
-def shard_path(index: Path, name: str) -> Path:
-    """The file of a shard, which must be in the index's directory even if it is a link.
-
-    An index that is a link itself has two directories, the link's and its target's: in a download
-    cache all files of a network are links into one directory.
-    """
-    path = index.parent / name
-    # realpath, as resolve raises where links go in a circle; such a shard does not exist.
-    folders = (os.path.realpath(index.parent), os.path.dirname(os.path.realpath(index)))
-    if os.path.dirname(os.path.realpath(path)) not in folders:
-        raise UnsafePath(f"{index}: shard {name!r} is a link that leaves the directory")
-    return path
 
 
 def shard_names(index: str | os.PathLike[str], count: int) -> list[str]:

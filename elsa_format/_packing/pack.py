@@ -5,46 +5,51 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from fractions import Fraction
 from functools import cached_property
 
 import numpy as np
 
-from elsa_format._assign import (
-    SCOPES,
-    Assignment,
-    GivenCounters,
-    NestedCheckpoints,
-    Scope,
-    Words,
-    one_shot,
+from elsa_format._container.header import TensorInfo
+from elsa_format._container.index import is_index
+from elsa_format._container.json import is_text
+from elsa_format._counters import (
+    MAX_LEVELS,
+    ROUNDINGS,
+    Embedding,
+    Rounding,
+    bits_for,
+    check_bits,
 )
-from elsa_format._checkpoint import (
-    Checkpoint,
-    CheckpointLike,
-    GraphCheckpoint,
-    check_unchanged,
-    open_checkpoint,
-)
-from elsa_format._codec import ROUNDINGS, Rounding, check_bits, embed_words
 from elsa_format._errors import (
     InfeasibleLevels,
     InvalidCheckpoint,
-    NoGraph,
     NoSuchTensor,
     OutputExists,
     TensorMismatch,
 )
-from elsa_format._header import TensorInfo
-from elsa_format._index import is_index
-from elsa_format._json import is_text
 from elsa_format._memory import BLOCK, give_block, take_block
 from elsa_format._options import one_of, strings, whole
 from elsa_format._output import Target
-from elsa_format._profile import MAX_LEVELS, Profile, bits_for, variant_name
-from elsa_format._shard_output import check_shard_size, group_tensors
+from elsa_format._output.shards import check_shard_size, group_tensors
+from elsa_format._packing.assignment import Assignment, Words
+from elsa_format._packing.checkpoint import Checkpoint
+from elsa_format._packing.given import GivenCounters
+from elsa_format._packing.magnitude import SCOPES, MagnitudeLevels, Scope
+from elsa_format._packing.nested import NestedCheckpoints
+from elsa_format._packing.open import CheckpointLike, open_checkpoint
+from elsa_format._packing.pattern import PatternLevels
+from elsa_format._profile import Profile, variant_name
 from elsa_format._threads import Meter, Progress, no_progress
-from elsa_format._writer import LevelSpec, Writer, Writers, open_writers, refuse_same_names
-from elsa_format.levels import Sparsity, parse_sparsities
+from elsa_format._writer import (
+    Contents,
+    LevelSpec,
+    NetworkWriter,
+    ShardWriter,
+    open_writer,
+    refuse_same_names,
+)
+from elsa_format.levels import Pattern, Sparsity, check_levels, parse_sparsities
 
 
 @dataclass(frozen=True)
@@ -125,68 +130,82 @@ def pack(
             return checkpoint
 
         network = opened(dense)
-        graph = None if template is None else _graph_of(network, template, out, force)
+        if template is not None:
+            _check_template(network, template, out, force)
         choice = _choose(
             network,
             strings("include", include),
             strings("exclude", exclude),
             strings("per_level", per_level),
         )
-        way: Assignment
+        assignment: Assignment
         variants: list[Checkpoint] = []
         if sparsities is not None:
             parsed = parse_sparsities(sparsities)
-            way = one_shot(network, parsed, scope, axis, any_order=is_index(out))
+            assignment = _one_shot(network, parsed, scope, axis, any_order=is_index(out))
         elif levels is not None:
             variants = [opened(level) for level in _several(levels)]
-            way = NestedCheckpoints(network, variants)
+            assignment = NestedCheckpoints(network, variants)
             _check_shared(network, variants, choice)
         else:
             assert counters is not None
             given = opened(counters)
             choice = choice.only(given.tensors, "no counters given")
-            way = GivenCounters(network, given, choice.nested, _count(level_count, names))
+            assignment = GivenCounters(network, given, choice.nested, _count(level_count, names))
         if choice.per_level and not variants:
             raise TensorMismatch(
                 "per-level tensors come from level checkpoints, and none are given"
             )
-        specs = _name(way.specs, names)
-        job = _Job(network, way, variants, choice, specs, rounding)
+        specs = _name(assignment.specs, names)
+        job = _Job(network, assignment, variants, choice, specs, rounding)
         job.check()
-        with open_writers(
-            out,
-            job.groups(max_shard_size) if is_index(out) else [job.infos],
-            bits=job.bits,
-            levels=specs,
-            nested=choice.nested,
-            per_level=choice.per_level,
-            metadata=network.metadata,
+        groups = job.groups(max_shard_size) if is_index(out) else [job.infos]
+        contents = Contents(
+            job.bits,
+            specs,
+            frozenset(choice.nested),
+            frozenset(choice.per_level),
+            network.metadata,
             digests=digests,
-            force=force,
-        ) as writers:
-            job.run(writers, progress, jobs)
+        )
+        with open_writer(out, groups, contents, force=force) as writer:
+            job.run(writer, progress, jobs)
             for checkpoint in sources:
-                check_unchanged(checkpoint)
-            profile = writers.finish()
+                checkpoint.check_unchanged()
+            profile = writer.finish()
         report = job.report(profile)
-        if graph is not None and template is not None:
-            graph.write_template(template, os.fspath(out), force=force)  # type: ignore[arg-type]
+        if template is not None:
+            network.write_template(template, os.fspath(out), force=force)  # type: ignore[arg-type]
         return report
 
 
-def _graph_of(
+def _one_shot(
+    network: Checkpoint,
+    levels: list[Fraction | Pattern],
+    scope: Scope,
+    axis: int,
+    *,
+    any_order: bool = False,
+) -> Assignment:
+    """Levels by magnitude; with `any_order`, tensors can then be written in any order."""
+    check_levels(levels)
+    patterns = [level for level in levels if isinstance(level, Pattern)]
+    if patterns:
+        return PatternLevels(network, patterns, axis)
+    fractions = [level for level in levels if isinstance(level, Fraction)]
+    return MagnitudeLevels(network, fractions, scope, any_order=any_order)
+
+
+def _check_template(
     network: Checkpoint, template: str | os.PathLike[str], out: Target, force: bool
-) -> GraphCheckpoint:
-    """The graph to write a template of; what could fail then is refused before packing."""
-    if not isinstance(network, GraphCheckpoint):
-        raise NoGraph(f"{network.path}: has no graph to write a template of; ONNX has")
+) -> None:
+    """Refuse before packing what writing the template could fail for."""
     if not isinstance(out, str | os.PathLike):
         raise TypeError("a template points into a file, and the output is a stream")
+    network.check_template(template, out)
     if not force and os.path.exists(template):
         exists = f"{os.fspath(template)}: exists already"
         raise OutputExists(exists, "{force} replaces it", force=True)
-    network.check_template(template, out)
-    return network
 
 
 @dataclass(frozen=True)
@@ -265,13 +284,14 @@ class _Job:
     def __init__(
         self,
         network: Checkpoint,
-        way: Assignment,
+        assignment: Assignment,
         variants: list[Checkpoint],
         choice: _Choice,
         specs: list[LevelSpec],
         rounding: Rounding,
     ) -> None:
-        self.network, self.way, self.choice, self.specs = network, way, choice, specs
+        self.network, self.assignment = network, assignment
+        self.choice, self.specs = choice, specs
         self.rounding = rounding
         self.bits = bits_for(len(specs))
         self.nested = [network.tensors[name] for name in choice.nested]
@@ -310,27 +330,27 @@ class _Job:
             name: sum(info.nbytes for info in self._with_variants([name]))
             for name in self.network.tensors
         }
-        given = getattr(self.network, "groups", [list(sizes)])
-        return [self._with_variants(names) for names in group_tensors(sizes, given, max_size)]
+        groups = group_tensors(sizes, self.network.groups, max_size)
+        return [self._with_variants(names) for names in groups]
 
     def _with_variants(self, names: Iterable[str]) -> list[TensorInfo]:
         names = list(names)
         infos = [self.network.tensors[name] for name in names]
         return infos + [info for name in names for info in self._variants.get(name, ())]
 
-    def run(self, writers: Writers, progress: Progress, jobs: int) -> None:
+    def run(self, writer: NetworkWriter, progress: Progress, jobs: int) -> None:
         """Decide on the counters, then write all tensors."""
-        passes = self.way.passes * sum(info.nbytes for info in self.nested)
+        passes = self.assignment.passes * sum(info.nbytes for info in self.nested)
         meter = Meter(progress, passes + sum(info.nbytes for info in self.infos))
-        self.way.prepare(self.nested, meter.tick)
+        self.assignment.prepare(self.nested, meter.tick)
 
-        def write_part(writer: Writer) -> None:
-            for name in writer.tensors:
+        def write_shard(shard: ShardWriter) -> None:
+            for name in shard.tensors:
                 for block in self._stored(name):
-                    writer.append(name, block)
+                    shard.append(name, block)
                     meter.tick(block.nbytes)
 
-        meter.run(write_part, writers.parts, jobs)
+        meter.run(write_shard, writer.shards, jobs)
 
     def _stored(self, name: str) -> Iterator[Words]:
         if name in self._nested_names:
@@ -343,24 +363,14 @@ class _Job:
         return frozenset(self.choice.nested)
 
     def _embedded(self, info: TensorInfo) -> Iterator[Words]:
+        embedding = Embedding(info.dtype, self.bits, len(self.specs), self.rounding)
         where, position = f"{self.network.path}: tensor {info.name!r}", 0
-        levels = len(self.specs)
         result = take_block()
-        for words, counters in self.way.blocks(info):
+        for words, counters in self.assignment.blocks(info):
             if result.size < words.nbytes:
                 result = take_block(words.nbytes)
             part = result[: words.nbytes].view(info.dtype.words)
-            embed_words(
-                words,
-                counters,
-                part,
-                info.dtype,
-                self.bits,
-                levels,
-                self.rounding,
-                where,
-                first=position,
-            )
+            embedding.embed(words, counters, part, where, first=position)
             yield part
             position += words.size
         give_block(result)
@@ -368,7 +378,7 @@ class _Job:
     def report(self, profile: Profile) -> PackReport:
         """What was packed."""
         weights = sum(info.elements for info in self.nested)
-        notes = (*self.way.notes, *_notes(self.nested, self.bits))
+        notes = (*self.assignment.notes, *_notes(self.nested, self.bits))
         return PackReport(profile, self.choice.nested, weights, self.choice.shared, notes)
 
 

@@ -1,4 +1,4 @@
-"""Files behind a URL: HTTP with ranges and resumption, any other store through fsspec.
+"""Files on an HTTP server, read by ranges that are resumed where they break.
 
 A range that breaks is asked for again from the byte where it broke. What every answer says about
 the file (its length, ETag, date) must be what the first one said: half of one file and half of
@@ -11,14 +11,14 @@ import re
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from elsa_format._errors import ElsaError, InputChanged, RemoteError
-from elsa_format._header import LENGTH_BYTES, MAX_HEADER, Readable
-from elsa_format._http import SLOWEST, Exchange, StatusError, get, parse_url, redact
-from elsa_format._storage import Reader, Storage, StreamStorage
+from elsa_format._container.header import LENGTH_BYTES, MAX_HEADER, Readable
+from elsa_format._errors import InputChanged, RemoteError
+from elsa_format._storage.base import Reader
+from elsa_format._storage.http_client import SLOWEST, Exchange, StatusError, get, parse_url, redact
 
 HEAD = 64 << 10
 """Bytes asked for first: the whole header of most files."""
@@ -60,13 +60,6 @@ def _setting(name: str, default: float, expected: str, fits: Callable[[float], b
         if fits(value):
             return value
     raise RemoteError(f"environment variable {name}={text!r}: expected {expected}")
-
-
-def open_url(url: str) -> Storage:
-    """Storage for a URL of any scheme."""
-    if url.partition("://")[0].lower() in ("http", "https"):
-        return HttpStorage(url, RetryPolicy.from_environment())
-    return FsspecStorage(url)
 
 
 @dataclass(frozen=True)
@@ -324,67 +317,3 @@ def _cause(error: OSError) -> str:
 def _retry_after(error: StatusError) -> float:
     text = error.headers.get("retry-after", "")
     return min(float(text), LONGEST_PAUSE) if re.fullmatch("[0-9]{1,6}", text) else 0.0
-
-
-class FsspecStorage(StreamStorage):
-    """A file in any store that fsspec knows."""
-
-    high_latency = True
-
-    def __init__(self, url: str) -> None:
-        try:
-            import fsspec
-        except ImportError:
-            raise RemoteError(
-                f"{redact(url)}: only http and https are built in; for others, "
-                "pip install 'elsa-format[remote]'"
-            ) from None
-        self._url = url
-        with _store_errors(url), contextlib.ExitStack() as stack:
-            stream = stack.enter_context(contextlib.closing(fsspec.open(url, "rb").open()))
-            super().__init__(stream, redact(url))
-            stack.pop_all()
-
-    def read_at(self, position: int, view: memoryview) -> int:
-        """Fill as much of the buffer as one read gives from a position."""
-        with _store_errors(self._url):
-            return super().read_at(position, view)
-
-    def close(self) -> None:
-        """Close what was opened here."""
-        with _store_errors(self._url):
-            self._stream.close()
-
-
-_STORE_ERRORS: dict[type[Exception], str] = {
-    FileNotFoundError: "no such file",
-    PermissionError: "permission denied",
-    IsADirectoryError: "is a directory",
-    TimeoutError: "no answer in time",
-    ConnectionRefusedError: "connection refused",
-    ConnectionError: "the connection broke",
-}
-
-
-@contextlib.contextmanager
-def _store_errors(url: str) -> Iterator[None]:
-    """Stores have errors of their own, which need not be OSError and may quote secrets."""
-    try:
-        yield
-    except ElsaError:
-        raise
-    except Exception as error:
-        raise RemoteError(f"{redact(url)}: {_store_error(error, url)}") from error
-
-
-def _store_error(error: Exception, url: str) -> str:
-    for kind, words in _STORE_ERRORS.items():
-        if isinstance(error, kind):
-            return words
-    said = getattr(error, "strerror", None)
-    if isinstance(error, ImportError) or str(error).startswith("Protocol not known"):
-        said = str(error)  # fsspec's advice on what to install
-    secrets = [secret for pair in re.findall(r"://([^/?#]*)@|\?(.+)", url) for secret in pair]
-    if not said or any(secret and secret in said for secret in secrets):
-        return type(error).__name__
-    return str(said)

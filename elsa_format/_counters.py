@@ -1,18 +1,30 @@
 """Counters in the low bits of arrays (spec §4). All arithmetic is on bit patterns."""
 
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from elsa_format import _kernels
-from elsa_format._dtypes import Dtype, of_array
+from elsa_format._container.dtypes import Dtype, of_array
 from elsa_format._errors import BitsTooWide, CounterOutOfRange, FormatError, NonFinite, ZeroFrozen
 from elsa_format._options import one_of, whole
-from elsa_format._profile import MAX_BITS
+
+MAX_BITS = 8
+MAX_LEVELS = 2**MAX_BITS - 1
 
 Rounding = Literal["nearest", "overwrite"]
 ROUNDINGS: tuple[Rounding, ...] = get_args(Rounding)
+
+
+def bits_for(levels: int) -> int:
+    """τ = ⌈log₂(T+1)⌉, the counter bits that T levels need.
+
+    >>> [bits_for(t) for t in (1, 3, 4, 50, 255)]
+    [1, 2, 3, 6, 8]
+    """
+    return levels.bit_length()
 
 
 def words_of(array: NDArray[Any], dtype: Dtype) -> NDArray[Any]:
@@ -89,32 +101,36 @@ def embed_counters(
         raise ValueError(f"counters of shape {counters.shape} for weights of shape {weights.shape}")
     if counters.size and not 0 <= counters.min() <= counters.max() < 1 << bits:
         raise CounterOutOfRange(f"counters {counters.min()}..{counters.max()} in {bits} bits")
-    source = words_of(weights, dtype)
     steps = np.ascontiguousarray(counters, np.uint8).reshape(-1)
     result = np.empty(weights.shape, weights.dtype)
-    embed_words(
-        source, steps, words_of(result, dtype), dtype, bits, (1 << bits) - 1, rounding, "weights"
-    )
+    embedding = Embedding(dtype, bits, (1 << bits) - 1, rounding)
+    embedding.embed(words_of(weights, dtype), steps, words_of(result, dtype), "weights")
     return result
 
 
-def embed_words(
-    words: NDArray[Any],
-    counters: NDArray[np.uint8],
-    result: NDArray[Any],
-    dtype: Dtype,
-    bits: int,
-    levels: int,
-    rounding: Rounding,
-    where: str,
-    *,
-    first: int = 0,
-) -> None:
-    """Embed counters, or raise as `refuse_unpackable` does."""
-    nearest = rounding == "nearest"
-    at = _kernels.embed(words, counters, result, bits, dtype.infinity, levels, nearest)
-    if at >= 0:
-        refuse_unpackable(words, counters, dtype, levels, where, first=first)
+@dataclass(frozen=True)
+class Embedding:
+    """How counters enter the weights of a tensor."""
+
+    dtype: Dtype
+    bits: int
+    levels: int
+    """The largest counter."""
+    rounding: Rounding
+
+    def embed(
+        self,
+        words: NDArray[Any],
+        counters: NDArray[np.uint8],
+        result: NDArray[Any],
+        where: str,
+        *,
+        first: int = 0,
+    ) -> None:
+        """Embed the counters of some words, or raise as `refuse_unpackable` does."""
+        nearest, infinity = self.rounding == "nearest", self.dtype.infinity
+        if _kernels.embed(words, counters, result, self.bits, infinity, self.levels, nearest) >= 0:
+            refuse_unpackable(words, counters, self.dtype, self.levels, where, first=first)
 
 
 def refuse_unpackable(

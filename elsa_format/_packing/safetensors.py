@@ -1,0 +1,75 @@
+"""Plain safetensors, in one file or in shards, as a checkpoint."""
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elsa_format._container.header import Header
+from elsa_format._errors import AlreadyPacked, InvalidLayout, Truncated
+from elsa_format._level_document import KEY as LEVEL_KEY
+from elsa_format._level_document import LevelFile
+from elsa_format._level_document import parse as parse_level
+from elsa_format._memory import give_block, take_block
+from elsa_format._open import open_level
+from elsa_format._packing.checkpoint import Checkpoint
+from elsa_format._profile import KEY
+from elsa_format._storage import fill
+
+
+class SafetensorsCheckpoint(Checkpoint):
+    """A plain safetensors file, or the shards that an index names."""
+
+    def __init__(self, source: str | os.PathLike[str]) -> None:
+        network = open_level(source, _refuse_packed)
+        self._storage, self._header = network.storage, network.header
+        self.path, self._groups = network.name, network.groups
+        try:
+            self.tensors = self._header.tensors
+            own = (KEY, LEVEL_KEY)
+            self.metadata = {k: v for k, v in self._header.metadata.items() if k not in own}
+            self.refuse_reserved()
+        except BaseException:
+            self._storage.close()
+            raise
+
+    @property
+    def groups(self) -> Sequence[Sequence[str]]:
+        """The tensors of each file."""
+        return self._groups
+
+    def blocks(self, name: str, size: int) -> Iterator[NDArray[np.uint8]]:
+        """Read along the file into one buffer."""
+        info = self.tensors[name]
+        start = self._header.data_start + info.start
+        buffer = take_block(min(size, info.nbytes))
+        with contextlib.closing(self._storage.reader(start, start + info.nbytes)) as reader:
+            for position in range(0, info.nbytes, size):
+                block = buffer[: min(size, info.nbytes - position)]
+                if missing := fill(reader, block.data):
+                    raise Truncated(f"{self.path}: tensor {name!r} ends {missing} bytes early")
+                yield block
+        give_block(buffer)
+
+    def check_unchanged(self) -> None:
+        """Raise InputChanged if a file was modified since it was opened."""
+        self._storage.check_unchanged()
+
+    def close(self) -> None:
+        """Close the files."""
+        self._storage.close()
+
+
+def _refuse_packed(header: Header, where: str) -> LevelFile | None:
+    """What a level file says of itself; only a dense one is a checkpoint."""
+    if KEY in header.metadata:
+        raise AlreadyPacked(f"{where}: is an ELSA file already")
+    level = parse_level(header, where)
+    if level and level.layout != "dense":
+        raise InvalidLayout(
+            f"{where}: holds a level in layout {level.layout}",
+            "make it dense first with {extract()}",
+        )
+    return level

@@ -1,0 +1,1 @@
+"""A file as one page that people look at."""

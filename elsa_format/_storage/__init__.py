@@ -1,0 +1,39 @@
+"""Where bytes come from: files, streams, HTTP, other stores; one sibling a module."""
+
+import os
+
+from elsa_format._container.index import is_url
+from elsa_format._storage.base import Reader, Source, Storage, fill, stream_name
+from elsa_format._storage.local import (
+    FileStorage,
+    InputFile,
+    PipeStorage,
+    SpooledStorage,
+    StreamStorage,
+)
+
+__all__ = ["Reader", "Source", "SpooledStorage", "Storage", "fill", "open_storage"]
+
+
+def open_storage(source: Source, *, along: bool = False) -> Storage:
+    """Storage for a path, a URL or a stream, which is only read `along`, from where it is."""
+    if isinstance(source, str) and is_url(source):
+        return _open_url(source)
+    if isinstance(source, str | os.PathLike):
+        if os.path.exists(source) and not os.path.isfile(source):  # a named pipe: `<(command)`
+            return PipeStorage(InputFile(source), os.fspath(source), owned=True)
+        return FileStorage(source)
+    if not along and source.seekable():
+        return StreamStorage(source)
+    return PipeStorage(source, stream_name(source))
+
+
+def _open_url(url: str) -> Storage:
+    # Imported here, so that those who never read a URL do not wait for HTTP and TLS.
+    if url.partition("://")[0].lower() in ("http", "https"):
+        from elsa_format._storage.http import HttpStorage, RetryPolicy
+
+        return HttpStorage(url, RetryPolicy.from_environment())
+    from elsa_format._storage.fsspec import FsspecStorage
+
+    return FsspecStorage(url)

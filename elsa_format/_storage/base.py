@@ -1,0 +1,97 @@
+"""What holds bytes: the interface of all storages, and how a range of one is read."""
+
+import os
+import sys
+from typing import IO, Any, Protocol
+
+from elsa_format._container.header import Readable
+
+Source = str | os.PathLike[str] | IO[bytes]
+"""A path, a URL, or a readable binary stream, which need not seek."""
+
+
+class Reader(Protocol):
+    """Bytes read along; short reads are allowed, and none means the end."""
+
+    def read(self, size: int, /) -> bytes: ...
+    def readinto(self, buffer: Any, /) -> int: ...
+    def seek(self, position: int, /) -> None: ...
+    def close(self) -> None: ...
+
+
+class Storage(Protocol):
+    """Bytes that can be read anywhere, from several threads."""
+
+    name: str
+
+    @property
+    def size(self) -> int | None:
+        """Bytes in all, None where only the end would tell."""
+        ...
+
+    @property
+    def high_latency(self) -> bool:
+        """Whether every new position costs a round trip."""
+        ...
+
+    def front(self) -> Readable:
+        """The first bytes, to read the header from."""
+        ...
+
+    def reader(self, start: int, stop: int) -> Reader:
+        """The bytes of a range."""
+        ...
+
+    def check_unchanged(self) -> None:
+        """Raise InputChanged if the bytes are no longer those that were opened."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class _Positioned(Protocol):
+    def read_at(self, position: int, view: memoryview) -> int: ...
+
+
+class Window:
+    """A range of a storage, read along."""
+
+    def __init__(self, storage: _Positioned, start: int, stop: int) -> None:
+        self.storage, self.position, self.stop = storage, start, stop
+
+    def readinto(self, buffer: Any, /) -> int:
+        """As much of the buffer and the range as one read gives."""
+        view = memoryview(buffer)[: max(self.stop - self.position, 0)]
+        count = self.storage.read_at(self.position, view) if view else 0
+        self.position += count
+        return count
+
+    def read(self, size: int, /) -> bytes:
+        """At most `size` bytes."""
+        buffer = bytearray(max(min(size, self.stop - self.position), 0))
+        return bytes(buffer[: self.readinto(buffer)])
+
+    def seek(self, position: int, /) -> None:
+        """Go on elsewhere."""
+        self.position = position
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def fill(reader: Reader, view: memoryview) -> int:
+    """Fill a buffer from short reads, and say how many bytes are missing at the end."""
+    while view:
+        count = reader.readinto(view)
+        if not count:
+            break
+        view = view[count:]
+    return len(view)
+
+
+def stream_name(stream: IO[bytes]) -> str:
+    """A name for messages."""
+    if stream is getattr(sys.stdin, "buffer", None):
+        return "<stdin>"
+    name = getattr(stream, "name", None)
+    return name if isinstance(name, str) else "<stream>"
