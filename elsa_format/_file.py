@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from functools import cached_property
-from types import MappingProxyType, TracebackType
-from typing import Any, Literal, Self, overload
+from types import MappingProxyType
+from typing import Any, Literal, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from elsa_format._choose import check_layout, choose_level
+from elsa_format._closing import Closing
 from elsa_format._container.header import TensorInfo
 from elsa_format._layouts import FORMS, Bitmask, Csr, Layout, Nested
 from elsa_format._level_header import LevelSizes, level_tensors
@@ -40,7 +41,7 @@ def open(source: Source, *, verify: bool = True, max_bytes: int | None = None) -
     return File(source, verify=verify, max_bytes=max_bytes)
 
 
-class File:
+class File(Closing):
     """An open ELSA file, or the shards of one: header questions at once, tensors on request.
 
     >>> file = open("net.safetensors")
@@ -227,17 +228,6 @@ class File:
     def close(self) -> None:
         """Close the file."""
         self.network.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         names = ", ".join(level.name for level in self.levels)

@@ -2,13 +2,13 @@
 
 import sys
 from collections.abc import Callable, Iterator
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from elsa_format._closing import Closing
 from elsa_format._container.header import TensorInfo
 from elsa_format._errors import (
     ChecksumMismatch,
@@ -25,7 +25,7 @@ from elsa_format._storage import fill
 Block = NDArray[np.uint8]
 
 
-class LevelReader:
+class LevelReader(Closing):
     """Tensors as blocks of their bytes, in constant memory; their checksums are compared.
 
     Blocks hold whole elements, and all but the last a multiple of 8 of them, so that a block starts
@@ -147,17 +147,6 @@ class LevelReader:
         if self._buffer is not None:
             give_block(self._buffer)
             self._buffer = None  # it is another's now
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def as_array(flat: Block, info: TensorInfo, where: str) -> NDArray[Any]:

@@ -3,10 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from types import TracebackType
-from typing import Self
 
 from elsa_format import _level_document
+from elsa_format._closing import Closing
 from elsa_format._container.header import RESERVED, Header, TensorInfo
 from elsa_format._layouts import Layout, Nested
 from elsa_format._profile import KEY, LevelLike, LevelNumber, Profile, find_level
@@ -25,7 +24,7 @@ class Step:
 
 
 @dataclass(frozen=True, eq=False)
-class Network:
+class Network(Closing):
     """A network in a file, a stream, a URL or shards; past opening nothing is parsed again."""
 
     storage: Storage
@@ -130,14 +129,3 @@ class Network:
     def close(self) -> None:
         """Close the files."""
         self.storage.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

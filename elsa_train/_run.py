@@ -141,83 +141,12 @@ class Run:
 
     def train(self) -> tuple[Result, Network, dict[str, float]]:
         """Train the initial network and the levels; return these, and the initial one measured."""
-        plans = self.plans()
-        self.reporter.expect(sum(plan.steps for plan in plans.values()))
-        trainer, output = self.trainer, self.output
-        start = trainer.init()
-        begin = Progress(-1, start, trainer.replicate(_method.counters(start.params)))
         checkpoints = Checkpoints(self.output.checkpoints, self.settings)
         with StopSignal() as stop:
             try:
-                saved = checkpoints.restore(begin, trainer.start(start))
-                now = saved.progress if saved else begin
-                if saved:
-                    self._check_resumed(saved, plans)
-                current: list[Progress] = [now]
-                phase: list[Phase | None] = [saved.phase if saved else None]
-
-                def on_step(plan: Plan, reached: Phase) -> None:
-                    last = reached.step == plan.steps
-                    stopping = stop.agreed(reached.step)
-                    due = reached.step % self.output.checkpoint_every == 0
-                    if not last and (stopping or due):
-                        checkpoints.save(current[0], reached)
-                    if stopping and not last:
-                        raise Interrupted(
-                            f"stopped at step {reached.step} of {plan.name}; "
-                            "its state is saved, the same command resumes"
-                        )
-
-                def routine(plan: Plan, network: Network, n: PyTree) -> Network:
-                    resumed, phase[0] = phase[0], None
-                    return trainer.run(
-                        plan, resumed or trainer.start(network), n, self.reporter.watch, on_step
-                    )
-
-                def on_progress(progress: Progress) -> None:
-                    current[0] = progress
-                    checkpoints.save(progress)
-                    if progress.done % 2:
-                        self.reporter.level(progress.frozen[-1])
-
-                if now.done < 0:
-                    initial = routine(plans[0], now.network, now.counters)
-                    _save_network(output.initial, initial)
-                    now = current[0] = now._replace(done=0, network=initial)
-                    checkpoints.save(now)
-                initial = _load_network(output.initial, start, trainer)
-                before = trainer.evaluate(initial)
-                self.reporter.dense("initial dense", before)
-
-                def train(network: Network, counters: PyTree, level: Level) -> Network:
-                    return routine(plans[current[0].done + 1], network, counters)
-
-                result = multi_level(
-                    now.network,
-                    self.levels,
-                    train,
-                    train,
-                    bits=self.bits,
-                    dtype=jnp.dtype(self.recipe.store_dtype),
-                    rounding=self.recipe.rounding,  # type: ignore[arg-type]
-                    densify_between=self.recipe.densify_between,
-                    evaluate=trainer.evaluate,
-                    progress=now,
-                    on_progress=on_progress,
-                )
+                return _Training(self, checkpoints, stop).train()
             finally:
                 checkpoints.close()
-        self.reporter.dense("dense", result.metrics)
-        return result, initial, before
-
-    def _check_resumed(self, saved: Saved, plans: dict[int, Plan]) -> None:
-        step, phase = saved.phase.step if saved.phase else 0, saved.progress.done + 1
-        if not 0 <= phase <= 2 * len(self.levels) + 1 or (
-            step and (phase not in plans or step >= plans[phase].steps)
-        ):
-            raise cut(self.output.checkpoints, f"step {step} of phase {phase}")
-        done = sum(plan.steps for n, plan in plans.items() if n <= saved.progress.done)
-        self.reporter.resumed(done + step)
 
     def write(self, result: Result) -> None:
         """Write the file from the first process, and measure each level again from it."""
@@ -281,6 +210,88 @@ class Run:
                 write_json(cache, known)
             dense = dataclasses.replace(dense, equal_epochs=known["equal_epochs dense"])
         return [*filled, dense]
+
+
+class _Training:
+    """A run under way: how far it is, and what is saved of that."""
+
+    def __init__(self, run: Run, checkpoints: Checkpoints, stop: StopSignal) -> None:
+        self.run, self.trainer, self.reporter = run, run.trainer, run.reporter
+        self.checkpoints, self.stop = checkpoints, stop
+        self.plans = run.plans()
+        self.reporter.expect(sum(plan.steps for plan in self.plans.values()))
+        self.start = self.trainer.init()
+        counters = self.trainer.replicate(_method.counters(self.start.params))
+        self.progress = Progress(-1, self.start, counters)
+        self.phase: Phase | None = None
+        """Where the run was within a phase when it was stopped."""
+        saved = checkpoints.restore(self.progress, self.trainer.start(self.start))
+        if saved:
+            self._resume(saved)
+
+    def _resume(self, saved: Saved) -> None:
+        step, phase = saved.phase.step if saved.phase else 0, saved.progress.done + 1
+        if not 0 <= phase <= 2 * len(self.run.levels) + 1 or (
+            step and (phase not in self.plans or step >= self.plans[phase].steps)
+        ):
+            raise cut(self.run.output.checkpoints, f"step {step} of phase {phase}")
+        done = sum(plan.steps for n, plan in self.plans.items() if n <= saved.progress.done)
+        self.reporter.resumed(done + step)
+        self.progress, self.phase = saved.progress, saved.phase
+
+    def train(self) -> tuple[Result, Network, dict[str, float]]:
+        """Train what is left."""
+        recipe, path = self.run.recipe, self.run.output.initial
+        if self.progress.done < 0:
+            initial = self._train_phase(self.progress.network, self.progress.counters)
+            _save_network(path, initial)
+            self.progress = self.progress._replace(done=0, network=initial)
+            self.checkpoints.save(self.progress)
+        initial = _load_network(path, self.start, self.trainer)
+        before = self.trainer.evaluate(initial)
+        self.reporter.dense("initial dense", before)
+        result = multi_level(
+            self.progress.network,
+            self.run.levels,
+            self._train_phase,
+            self._train_phase,
+            bits=self.run.bits,
+            dtype=jnp.dtype(recipe.store_dtype),
+            rounding=recipe.rounding,  # type: ignore[arg-type]
+            densify_between=recipe.densify_between,
+            evaluate=self.trainer.evaluate,
+            progress=self.progress,
+            on_progress=self._on_progress,
+        )
+        self.reporter.dense("dense", result.metrics)
+        return result, initial, before
+
+    def _train_phase(
+        self, network: Network, counters: PyTree, level: Level | None = None
+    ) -> Network:
+        """Train the phase that follows what is done, from where it was stopped."""
+        plan = self.plans[self.progress.done + 1]
+        resumed, self.phase = self.phase, None
+        start = resumed or self.trainer.start(network)
+        return self.trainer.run(plan, start, counters, self.reporter.watch, self._on_step)
+
+    def _on_step(self, plan: Plan, reached: Phase) -> None:
+        last = reached.step == plan.steps
+        stopping = self.stop.agreed(reached.step)
+        due = reached.step % self.run.output.checkpoint_every == 0
+        if not last and (stopping or due):
+            self.checkpoints.save(self.progress, reached)
+        if stopping and not last:
+            raise Interrupted(
+                f"stopped at step {reached.step} of {plan.name}; "
+                "its state is saved, the same command resumes"
+            )
+
+    def _on_progress(self, progress: Progress) -> None:
+        self.progress = progress
+        self.checkpoints.save(progress)
+        if progress.done % 2:
+            self.reporter.level(progress.frozen[-1])
 
 
 def settings_of(recipe: Recipe, seed: int) -> dict[str, Any]:

@@ -3,19 +3,19 @@
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from elsa_format._closing import Closing
 from elsa_format._container.header import RESERVED, TensorInfo
 from elsa_format._errors import InvalidCheckpoint, NoGraph, TensorMismatch
 
 PathLike = str | os.PathLike[str]
 
 
-class Checkpoint(ABC):
+class Checkpoint(Closing, ABC):
     """Named tensors that are read block by block, as often as needed.
 
     >>> from elsa_format.plugins import DTYPES
@@ -55,7 +55,7 @@ class Checkpoint(ABC):
         """The tensors of each file, where there are several."""
         return [list(self.tensors)]
 
-    def check_unchanged(self) -> None:  # noqa: B027 - most cannot tell
+    def check_unchanged(self) -> None:
         """Raise InputChanged if a file was modified since it was opened, where that can be told."""
 
     def check_template(self, template: PathLike, packed: PathLike) -> None:
@@ -66,25 +66,11 @@ class Checkpoint(ABC):
         """Write the graph, its weights pointing into the packed file."""
         self.check_template(template, packed)
 
-    def close(self) -> None:  # noqa: B027 - most hold nothing open
-        """Close what was opened."""
-
     def refuse_reserved(self) -> None:
         """Refuse tensors that have names of the format's own."""
         for name in self.tensors:
             if name.startswith(RESERVED) or name == "__metadata__":
                 raise InvalidCheckpoint(f"{self.path}: tensor {name!r}: the name is reserved")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class Adapted(Checkpoint):

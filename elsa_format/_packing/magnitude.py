@@ -12,7 +12,7 @@ from elsa_format._container.dtypes import DTYPES, Dtype
 from elsa_format._container.header import TensorInfo, lay_out
 from elsa_format._packing.assignment import Assignment, Counters, Tick, Words, words_of
 from elsa_format._packing.checkpoint import Checkpoint
-from elsa_format._packing.select import Cut, find_cut, magnitude_counters
+from elsa_format._packing.select import Thresholds, find_thresholds, magnitude_counters
 from elsa_format._writer import LevelSpec
 from elsa_format.levels import kept_count, level_name
 
@@ -35,7 +35,7 @@ class MagnitudeLevels(Assignment):
         self.specs = [LevelSpec(level_name(s), target=float(s)) for s in sparsities]
         self._share_ties = any_order and scope == "global"
         self.passes = 3 if self._share_ties else 2
-        self._cuts: dict[str, Cut] = {}
+        self._cuts: dict[str, Thresholds] = {}
         self._key = DTYPES["F32"]
 
     def prepare(self, tensors: list[TensorInfo], tick: Tick) -> None:
@@ -51,19 +51,19 @@ class MagnitudeLevels(Assignment):
 
             total = sum(info.elements for info in group)
             keep = [kept_count(s, total) for s in self.sparsities]
-            cut = find_cut(keys, self._key.size - 1, keep, total)
+            cut = find_thresholds(keys, self._key.size - 1, keep, total)
             for info in lay_out(group).values():  # the order in which one file would hold them
                 self._cuts[info.name] = cut
                 if self._share_ties:
                     used = self._count_ties(info, cut, tick)
-                    cut = Cut(cut.thresholds, np.maximum(cut.ties - used, 0))
+                    cut = Thresholds(cut.thresholds, np.maximum(cut.ties - used, 0))
 
     def blocks(self, info: TensorInfo) -> Iterator[tuple[Words, Counters]]:
         # Ties are used up in the order of the tensors in one file, then by index.
         for words in words_of(self.network, info):
             yield words, magnitude_counters(self._keys(words, info.dtype), self._cuts[info.name])
 
-    def _count_ties(self, info: TensorInfo, cut: Cut, tick: Tick) -> NDArray[np.int64]:
+    def _count_ties(self, info: TensorInfo, cut: Thresholds, tick: Tick) -> NDArray[np.int64]:
         """How many weights of a tensor are as large as each level's threshold."""
         prefixes = np.unique(cut.thresholds >> np.uint64(1))
         table = np.zeros((prefixes.size, 2), np.uint64)

@@ -23,19 +23,19 @@ FEW = 1 << 16
 
 
 @dataclass(frozen=True)
-class Cut:
+class Thresholds:
     """For every level: keep keys above the threshold, and the first `ties` equal to it."""
 
     thresholds: NDArray[np.uint64]
     ties: NDArray[np.int64]
 
 
-def find_cut(
+def find_thresholds(
     passes: Callable[[], Iterable[NDArray[Any]]],
     key_bits: int,
     keep: Sequence[int],
     total: int | None = None,
-) -> Cut:
+) -> Thresholds:
     """The cut that keeps exactly `keep[t]` of the largest keys at each level.
 
     `passes()` gives the words once more, in the same order; their key is all but the sign bit.
@@ -43,7 +43,7 @@ def find_cut(
     """
     if total is not None and 0 < total <= FEW:
         words = np.concatenate([part.copy() for part in passes()])
-        return _cut_of_few(words & words.dtype.type((1 << key_bits) - 1), key_bits, keep)
+        return _thresholds_of_few(words & words.dtype.type((1 << key_bits) - 1), key_bits, keep)
     found = [0] * len(keep)
     ranks = list(keep)
     shift = key_bits
@@ -65,10 +65,10 @@ def find_cut(
     for t, count in enumerate(keep):
         if count == 0:
             found[t], ranks[t] = (1 << key_bits) - 1, 0
-    return Cut(np.array(found, np.uint64), np.array(ranks, np.int64))
+    return Thresholds(np.array(found, np.uint64), np.array(ranks, np.int64))
 
 
-def _cut_of_few(keys: NDArray[Any], key_bits: int, keep: Sequence[int]) -> Cut:
+def _thresholds_of_few(keys: NDArray[Any], key_bits: int, keep: Sequence[int]) -> Thresholds:
     """The same by sorting: a table of digits would be larger than the keys themselves."""
     rising = np.sort(keys)
     found, ranks = [], []
@@ -77,10 +77,10 @@ def _cut_of_few(keys: NDArray[Any], key_bits: int, keep: Sequence[int]) -> Cut:
         larger = keys.size - int(np.searchsorted(rising, rising.dtype.type(threshold), "right"))
         found.append(threshold)
         ranks.append(count - larger if count else 0)
-    return Cut(np.array(found, np.uint64), np.array(ranks, np.int64))
+    return Thresholds(np.array(found, np.uint64), np.array(ranks, np.int64))
 
 
-def magnitude_counters(words: NDArray[Any], cut: Cut) -> NDArray[np.uint8]:
+def magnitude_counters(words: NDArray[Any], cut: Thresholds) -> NDArray[np.uint8]:
     """Counters of the next weights; uses up the cut's ties in the order of the weights."""
     counters = np.empty(words.size, np.uint8)
     _kernels.assign(words, cut.thresholds, cut.ties, counters)

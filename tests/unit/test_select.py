@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from elsa_format._packing.select import FEW, find_cut, magnitude_counters
+from elsa_format._packing.select import FEW, find_thresholds, magnitude_counters
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000, 70_000])
@@ -15,8 +15,8 @@ def test_both_ways_keep_the_same_weights(size: int, word: type, ties: bool) -> N
     words = words % word(5) if ties else words
     keep = [0, size // 20, size // 10, size // 2, size]
     parts = np.array_split(words, 3)
-    counted = find_cut(lambda: iter(parts), bits - 1, keep)
-    sorted_ = find_cut(lambda: iter(parts), bits - 1, keep, size)
+    counted = find_thresholds(lambda: iter(parts), bits - 1, keep)
+    sorted_ = find_thresholds(lambda: iter(parts), bits - 1, keep, size)
     assert counted.thresholds.tolist() == sorted_.thresholds.tolist()
     assert counted.ties.tolist() == sorted_.ties.tolist()
     counters = magnitude_counters(words, sorted_)
