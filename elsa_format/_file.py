@@ -209,14 +209,14 @@ class File(Closing):
                 load_one(step, reader)
 
         steps = [step for step in network.steps(number) if step.name is not None]
-        if network.storage.high_latency:
+        if network.storage.high_latency or self.data_size < PARALLEL_FROM:
             # One request for all of the data is cheaper than one for each tensor.
             with LevelReader(network, verify=self._verify) as reader:
                 for step in steps:
                     load_one(step, reader)
             return loaded
         steps.sort(key=lambda step: -step.info.nbytes)
-        run(load_alone, steps, CORES if self.data_size >= PARALLEL_FROM else 1)
+        run(load_alone, steps, CORES)
         return loaded
 
     def _step(self, name: str, level: int | None) -> Step:
