@@ -2,14 +2,14 @@
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
 from elsa_format import _kernels
+from elsa_format._closing import Closing
 from elsa_format._container.header import RESERVED, Header, TensorInfo
 from elsa_format._delivery.codec import decode_nested, decode_plain
 from elsa_format._delivery.prefix import Growing, Prefix, open_prefix
@@ -66,7 +66,7 @@ class Decoder:
         return decode_nested(joined, sizes, first, words, sequence.dtype, bits, levels, where)
 
 
-class Delivery:
+class Delivery(Closing):
     """A delivery file or the first bytes of one: the levels that are there, and how they grow.
 
     >>> with open_delivery("net.ship.safetensors") as net:
@@ -246,17 +246,6 @@ class Delivery:
         """Close the file."""
         self._cache.clear()
         self.prefix.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         names = ", ".join(level.name for level in self.levels)
