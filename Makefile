@@ -52,16 +52,16 @@ asan: $(VENV)/ready  ## the kernels' tests with the C module under AddressSaniti
 	  LD_PRELOAD="$$(cc -print-file-name=libasan.so) $$(cc -print-file-name=libubsan.so)" \
 	    ASAN_OPTIONS=detect_leaks=0 CI=1 ELSA_TEST_NATIVE=.cache/asan/_native.abi3.so \
 	    $(BIN)/python -m pytest -q -p no:cacheprovider tests/unit/test_kernels.py \
-	    tests/property/test_kernels_property.py && \
+	    tests/unit/test_delivery_codec.py tests/property/test_kernels_property.py && \
 	  LD_PRELOAD="$$(cc -print-file-name=libasan.so) $$(cc -print-file-name=libubsan.so)" \
 	    ASAN_OPTIONS=detect_leaks=0 ELSA_TEST_NATIVE=.cache/asan/_native.abi3.so \
-	    $(BIN)/python -m fuzz.short --rounds 10000 kernels || exit 1; \
+	    $(BIN)/python -m fuzz.short --rounds 10000 kernels delivery || exit 1; \
 	done
 
 FUZZ_SECONDS ?= 300
 fuzz: $(VENV)/ready  ## coverage-guided fuzzing of every target
 	$(BIN)/python -m pip install --quiet atheris
-	for target in header extract level pack index kernels http; do \
+	for target in header extract level pack index kernels http delivery; do \
 	  $(BIN)/python -m fuzz $$target $(FUZZ_SECONDS) || exit 1; \
 	done
 

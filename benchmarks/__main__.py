@@ -7,7 +7,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks import growth, inference, kernels, layouts, load, pack, stream
+from benchmarks import delivery, growth, inference, kernels, layouts, load, pack, stream
 from benchmarks._files import Files
 from benchmarks._machine import describe
 from benchmarks._rows import MIB, Result, Unavailable, always_fresh_memory, chosen, measure
@@ -19,9 +19,11 @@ AREAS = {
     layouts: "Sparse layouts",
     kernels: "Kernels",
     growth: "Growth",
+    delivery: "Delivery files",
     inference: "Running a level",
 }
-SCRIPTS = {
+SCRIPTS: dict[str, tuple[str, list[str]]] = {
+    "delivery_sizes": ("Bytes to each level", ["--only", "magika"]),
     "onnx_export": ("ONNX", ["--megabytes", "16", "--repeat", "1"]),
     "train_step": ("Training", ["--width", "4", "--batch-size", "8", "--rounds", "2"]),
 }

@@ -18,6 +18,9 @@ TYPE_CHECKING = False  # as in typing, which would have to be imported
 if TYPE_CHECKING:
     from elsa_format._container.header import TensorInfo
     from elsa_format._counters import embed_counters, mask_level, read_counters
+    from elsa_format._delivery.fetch import FetchReport, fetch
+    from elsa_format._delivery.reader import Delivery, open_delivery
+    from elsa_format._delivery.ship import ShipReport, ship
     from elsa_format._digest import level_digest
     from elsa_format._errors import (
         AlreadyPacked,
@@ -30,9 +33,11 @@ if TYPE_CHECKING:
         ElsaError,
         FormatError,
         HeaderTooLarge,
+        Incomplete,
         InfeasibleLevels,
         InputChanged,
         InvalidCheckpoint,
+        InvalidDelivery,
         InvalidHeader,
         InvalidIndex,
         InvalidJson,
@@ -84,15 +89,19 @@ __all__ = [
     "CountMismatch",
     "CounterOutOfRange",
     "Csr",
+    "Delivery",
     "DigestMismatch",
     "DuplicateKey",
     "ElsaError",
+    "FetchReport",
     "File",
     "FormatError",
     "HeaderTooLarge",
+    "Incomplete",
     "InfeasibleLevels",
     "InputChanged",
     "InvalidCheckpoint",
+    "InvalidDelivery",
     "InvalidHeader",
     "InvalidIndex",
     "InvalidJson",
@@ -116,6 +125,7 @@ __all__ = [
     "ProfileMismatch",
     "RemoteError",
     "Report",
+    "ShipReport",
     "TensorInfo",
     "TensorMismatch",
     "TooLarge",
@@ -129,13 +139,16 @@ __all__ = [
     "__version__",
     "embed_counters",
     "extract",
+    "fetch",
     "kernels",
     "level_digest",
     "load_level",
     "mask_level",
     "open",
+    "open_delivery",
     "pack",
     "read_counters",
+    "ship",
     "stream",
     "verify",
     "write",
@@ -145,6 +158,9 @@ __all__ = [
 _MODULES = (
     "_container.header",
     "_counters",
+    "_delivery.fetch",
+    "_delivery.reader",
+    "_delivery.ship",
     "_digest",
     "_errors",
     "_extract",

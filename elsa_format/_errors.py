@@ -9,6 +9,7 @@ ElsaError
 │   ├── data        CountMismatch · CounterOutOfRange · NonFinite · ChecksumMismatch
 │   │               DigestMismatch · InvalidLayout
 │   ├── shards      InvalidIndex · UnsafePath
+│   ├── delivery    InvalidDelivery · Incomplete
 │   └── packing     ZeroFrozen · BitsTooWide · NotNested · AlreadyPacked · TensorMismatch
 │                   InvalidCheckpoint
 ├── InvalidOption               what was asked for is at fault, not the file (exit code 2)
@@ -163,6 +164,14 @@ class InvalidIndex(FormatError):
 
 class UnsafePath(FormatError):
     """A file name leaves the directory it must stay in."""
+
+
+class InvalidDelivery(FormatError):
+    """A delivery file contradicts itself or the header of its source."""
+
+
+class Incomplete(FormatError):
+    """The beginning of a delivery file ends before the part that was asked for does."""
 
 
 class ZeroFrozen(FormatError):

@@ -45,3 +45,29 @@ def assign(
     ties: NDArray[np.int64],
     counters: NDArray[np.uint8],
 ) -> None: ...
+def delivery_memory(n: int, itemsize: int) -> tuple[int, int]: ...
+def decode_nested(
+    data: NDArray[np.uint8],
+    sizes: NDArray[np.int64],
+    first: int,
+    words: Words,
+    mantissa: int,
+    bits: int,
+    levels: int,
+    scratch: NDArray[np.uint8],
+) -> bool: ...
+def decode_plain(
+    data: NDArray[np.uint8], words: Words, mantissa: int, scratch: NDArray[np.uint8]
+) -> None: ...
+def encode_nested(
+    words: Words,
+    mantissa: int,
+    bits: int,
+    levels: int,
+    out: NDArray[np.uint8],
+    sizes: NDArray[np.int64],
+    scratch: NDArray[np.uint8],
+) -> int: ...
+def encode_plain(
+    words: Words, mantissa: int, out: NDArray[np.uint8], scratch: NDArray[np.uint8]
+) -> int: ...

@@ -53,6 +53,16 @@ def verify() -> None:
     _run("verify")
 
 
+def ship() -> None:
+    """Run as `elsa-ship`."""
+    _run("ship")
+
+
+def fetch() -> None:
+    """Run as `elsa-fetch`."""
+    _run("fetch")
+
+
 def export() -> None:
     """Run as `elsa-export`."""
     _run("export")

@@ -169,7 +169,7 @@ def http_answers(data: bytes) -> None:
             reader = storage.reader(0, 1 << 40)
             found = b"".join(iter(lambda: reader.read(100), b""))
             with mock.patch.object(
-                _storage, "_open_url", lambda url: _remote.HttpStorage(url, policy)
+                _storage, "open_url", lambda url: _remote.HttpStorage(url, policy)
             ):
                 network.answers = records[: 2 if options & IS_URL else 3]
                 loaded = elsa.open(url).load(1)["w"].tobytes()

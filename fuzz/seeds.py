@@ -36,6 +36,11 @@ def seeds(target: str) -> tuple[bytes, ...]:
         found += [bytes([function]) + rng.bytes(200) for function in range(16)]
     elif target == "http":
         found += answers.seeds()
+    elif target == "delivery":
+        files = _vectors("valid/delivery") + _vectors("invalid", "*.ship")
+        rng = np.random.default_rng(0)
+        found += [b"\0" + file for file in files if len(file) < 6000]
+        found += [b"\xff" + rng.bytes(200) for _ in range(16)]
     return tuple(found)
 
 

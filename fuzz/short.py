@@ -23,7 +23,7 @@ def inputs(target: str, rounds: int, seed: int, start: tuple[bytes, ...] = ()) -
     recent = list(start)
     for _ in range(rounds):
         base = rng.choice(recent if rng.random() < 0.3 else start)
-        if target == "pack":
+        if target in ("pack", "delivery"):
             changed = base[:1] + mutate(base[1:], rng, start)
         elif target == "kernels":
             changed = bytes([rng.randrange(256)]) + rng.randbytes(rng.randrange(200))

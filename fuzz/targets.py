@@ -20,6 +20,7 @@ import elsa_format as elsa
 from elsa_format._container import header as _header
 from elsa_format._container.header import check_size
 from fuzz.answers import answers
+from fuzz.delivery import delivery
 from fuzz.kernels import kernels
 from fuzz.seeds import VECTORS
 from spec import plain_elsa as plain
@@ -329,4 +330,5 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "index": index,
     "kernels": kernels,
     "http": answers,
+    "delivery": delivery,
 }

@@ -12,7 +12,7 @@ from elsa_format._cli._terminal import reports_errors
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
 
-OWN = ("pack", "extract", "inspect", "verify")
+OWN = ("pack", "extract", "inspect", "verify", "ship", "fetch")
 
 
 def find_command(name: str) -> click.Command | None:
@@ -52,6 +52,8 @@ def main() -> None:
     elsa inspect net.safetensors
     elsa extract net.safetensors --level 2 -o level2.safetensors
     elsa verify net.safetensors
+    elsa ship net.safetensors -o net.ship.safetensors
+    elsa fetch https://host/net.ship.safetensors --level 1 -o net.ship.safetensors
     """
 
 

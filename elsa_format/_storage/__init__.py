@@ -12,13 +12,13 @@ from elsa_format._storage.local import (
     StreamStorage,
 )
 
-__all__ = ["Reader", "Source", "SpooledStorage", "Storage", "fill", "open_storage"]
+__all__ = ["Reader", "Source", "SpooledStorage", "Storage", "fill", "open_storage", "open_url"]
 
 
 def open_storage(source: Source, *, along: bool = False) -> Storage:
     """Storage for a path, a URL or a stream, which is only read `along`, from where it is."""
     if isinstance(source, str) and is_url(source):
-        return _open_url(source)
+        return open_url(source)
     if isinstance(source, str | os.PathLike):
         if os.path.exists(source) and not os.path.isfile(source):  # a named pipe: `<(command)`
             return PipeStorage(InputFile(source), os.fspath(source), owned=True)
@@ -28,12 +28,14 @@ def open_storage(source: Source, *, along: bool = False) -> Storage:
     return PipeStorage(source, stream_name(source))
 
 
-def _open_url(url: str) -> Storage:
+def open_url(url: str, first: int | None = None) -> Storage:
+    """Storage for a URL; of one that costs a round trip, so many bytes are fetched at once."""
     # Imported here, so that those who never read a URL do not wait for HTTP and TLS.
     if url.partition("://")[0].lower() in ("http", "https"):
-        from elsa_format._storage.http import HttpStorage, RetryPolicy
+        from elsa_format._storage.http import HEAD, HttpStorage, RetryPolicy
 
-        return HttpStorage(url, RetryPolicy.from_environment())
+        first = HEAD if first is None else min(first, HEAD)
+        return HttpStorage(url, RetryPolicy.from_environment(), first)
     from elsa_format._storage.fsspec import FsspecStorage
 
     return FsspecStorage(url)

@@ -85,15 +85,15 @@ class HttpStorage:
 
     high_latency = True
 
-    def __init__(self, url: str, policy: RetryPolicy) -> None:
+    def __init__(self, url: str, policy: RetryPolicy, first: int = HEAD) -> None:
         self.name, self.policy = redact(url), policy
         self._url = parse_url(url, self.name)
         self._lock = threading.Lock()
         self._version: _Version | None = None
         self._head = b""
-        with contextlib.closing(HttpReader(self, 0, HEAD)) as reader:
+        with contextlib.closing(HttpReader(self, 0, first)) as reader:
             parts = []
-            while part := reader.read(HEAD):
+            while part := reader.read(first):
                 parts.append(part)
         self._head = b"".join(parts)
 
@@ -131,6 +131,8 @@ class HttpStorage:
         if self.size is not None:
             stop = min(stop, self.size)
         asked = {"Range": f"bytes={start}-{stop - 1 if stop < 1 << 62 else ''}"}
+        if self._version and self._version.etag and not self._version.etag.startswith("W/"):
+            asked["If-Range"] = self._version.etag  # of another file, all of it comes, and is seen
         try:
             exchange = get(self._url, asked, self.policy.timeout, self.name)
         except StatusError as error:

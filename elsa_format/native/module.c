@@ -5,12 +5,13 @@
 
 #include <string.h>
 
+#include "delivery.h"
 #include "kernels.h"
 
-typedef enum { WORDS, INDICES, UINT8, UINT64, INT64 } kind;
+typedef enum { WORDS, INDICES, UINT8, UINT64, INT64, ANY_WORDS } kind;
 
 static const char *const kind_names[] = {"uint16/uint32/uint64", "int32/int64", "uint8", "uint64",
-                                         "int64"};
+                                         "int64", "uint8/uint16/uint32/uint64"};
 
 /* The buffers of one call, released together. */
 typedef struct {
@@ -40,6 +41,7 @@ static bool has_kind(const Py_buffer *view, kind wanted)
     case UINT8: return is_unsigned && size == 1;
     case UINT64: return is_unsigned && size == 8;
     case INT64: return is_signed && size == 8;
+    case ANY_WORDS: return is_unsigned;
     }
     return false;
 }
@@ -514,18 +516,211 @@ static PyObject *py_assign(PyObject *Py_UNUSED(module), PyObject *args, PyObject
     return result;
 }
 
+/* --- Delivery files, as elsa_format._delivery._pure has it ------------------------------------ */
+
+static const elsa_delivery *delivery(const Py_buffer *words)
+{
+    return elsa_delivery_for((size_t)words->itemsize);
+}
+
+/* A block's words; a mantissa of 0 is that of a dtype without counters. */
+static bool check_words(const Py_buffer *words, int64_t mantissa, int64_t bits, int64_t levels)
+{
+    const Py_ssize_t size = words->itemsize;
+    if (!check_range("number of words", (int64_t)length(words), 1, ELSA_LARGEST_BLOCK))
+        return false;
+    if (mantissa != 0 && !(size == 2 && (mantissa == 7 || mantissa == 10)) &&
+        !(size == 4 && mantissa == 23) && !(size == 8 && mantissa == 52)) {
+        PyErr_Format(PyExc_ValueError, "mantissa: no words of %zd bytes have %lld bits", size,
+                     (long long)mantissa);
+        return false;
+    }
+    return (levels == 0 && bits == 0) ||
+           (check_range("bits", bits, 1, mantissa < 8 ? mantissa : 8) &&
+            check_range("levels", levels, 1, (1 << bits) - 1));
+}
+
+static bool check_scratch(const Py_buffer *scratch, const Py_buffer *words)
+{
+    return check_range("scratch", scratch->len,
+                       (int64_t)elsa_delivery_scratch(length(words), (size_t)words->itemsize),
+                       INT64_MAX);
+}
+
+static bool check_sizes(const Py_buffer *sizes, const Py_buffer *data)
+{
+    const elsa_i64 *numbers = sizes->buf;
+    int64_t left = data->len;
+    for (size_t i = 0; i < length(sizes); i++) {
+        if (!check_range("sizes", numbers[i], 0, left))
+            return false;
+        left -= numbers[i];
+    }
+    return check_range("bytes behind the payloads", left, 0, 0);
+}
+
+static PyObject *py_delivery_memory(PyObject *Py_UNUSED(module), PyObject *args, PyObject *named)
+{
+    static char *names[] = {"n", "itemsize", NULL};
+    int64_t n, itemsize;
+    if (!PyArg_ParseTupleAndKeywords(args, named, "O&O&:delivery_memory", names, integer, &n,
+                                     integer, &itemsize) ||
+        !check_range("n", n, 1, ELSA_LARGEST_BLOCK) || !check_range("itemsize", itemsize, 1, 8))
+        return NULL;
+    return Py_BuildValue("nn", (Py_ssize_t)elsa_delivery_scratch((size_t)n, (size_t)itemsize),
+                         (Py_ssize_t)elsa_delivery_room((size_t)n, (size_t)itemsize));
+}
+
+static PyObject *py_decode_nested(PyObject *Py_UNUSED(module), PyObject *args, PyObject *named)
+{
+    static char *names[] = {"data",     "sizes", "first",  "words",   "mantissa",
+                            "bits", "levels", "scratch", NULL};
+    PyObject *data_object, *sizes_object, *words_object, *scratch_object, *result = NULL;
+    int64_t first, mantissa, bits, levels;
+    arguments held = {.count = 0};
+    Py_buffer *data, *sizes, *words, *scratch;
+    if (PyArg_ParseTupleAndKeywords(args, named, "OOO&OO&O&O&O:decode_nested", names, &data_object,
+                                    &sizes_object, integer, &first, &words_object, integer,
+                                    &mantissa, integer, &bits, integer, &levels, &scratch_object) &&
+        (data = take(&held, data_object, "data", UINT8, NULL, 1, false)) != NULL &&
+        (sizes = take(&held, sizes_object, "sizes", INT64, NULL, 1, false)) != NULL &&
+        (words = take(&held, words_object, "words", WORDS, NULL, 1, true)) != NULL &&
+        (scratch = take(&held, scratch_object, "scratch", UINT8, NULL, 1, true)) != NULL &&
+        check_range("levels", levels, 1, ELSA_MAX_LEVELS) &&
+        check_words(words, mantissa, bits, levels) && check_sizes(sizes, data) &&
+        check_range("first", first, 1, levels + 1) &&
+        check_range("number of payloads", (int64_t)length(sizes), 1, levels + 2 - first) &&
+        check_scratch(scratch, words) && check_disjoint(words, data) &&
+        check_disjoint(words, sizes) && check_disjoint(words, scratch) &&
+        check_disjoint(scratch, data) && check_disjoint(scratch, sizes)) {
+        const elsa_words of = {(unsigned)mantissa, (unsigned)bits, (unsigned)levels};
+        const char *wrong;
+        int stored;
+        Py_BEGIN_ALLOW_THREADS
+        wrong = delivery(words)->decode_nested(data->buf, sizes->buf, length(sizes),
+                                               (unsigned)first, words->buf, length(words), of,
+                                               scratch->buf, &stored);
+        Py_END_ALLOW_THREADS
+        if (wrong != NULL)
+            PyErr_SetString(PyExc_ValueError, wrong);
+        else
+            result = PyBool_FromLong(stored);
+    }
+    release(&held);
+    return result;
+}
+
+static PyObject *py_decode_plain(PyObject *Py_UNUSED(module), PyObject *args, PyObject *named)
+{
+    static char *names[] = {"data", "words", "mantissa", "scratch", NULL};
+    PyObject *data_object, *words_object, *scratch_object, *result = NULL;
+    int64_t mantissa;
+    arguments held = {.count = 0};
+    Py_buffer *data, *words, *scratch;
+    if (PyArg_ParseTupleAndKeywords(args, named, "OOO&O:decode_plain", names, &data_object,
+                                    &words_object, integer, &mantissa, &scratch_object) &&
+        (data = take(&held, data_object, "data", UINT8, NULL, 1, false)) != NULL &&
+        (words = take(&held, words_object, "words", ANY_WORDS, NULL, 1, true)) != NULL &&
+        (scratch = take(&held, scratch_object, "scratch", UINT8, NULL, 1, true)) != NULL &&
+        check_words(words, mantissa, 0, 0) && check_scratch(scratch, words) &&
+        check_disjoint(words, data) && check_disjoint(words, scratch) &&
+        check_disjoint(scratch, data)) {
+        const elsa_words of = {.mantissa = (unsigned)mantissa};
+        const char *wrong;
+        Py_BEGIN_ALLOW_THREADS
+        wrong = delivery(words)->decode_plain(data->buf, (size_t)data->len, words->buf,
+                                              length(words), of, scratch->buf);
+        Py_END_ALLOW_THREADS
+        if (wrong != NULL)
+            PyErr_SetString(PyExc_ValueError, wrong);
+        else
+            result = Py_NewRef(Py_None);
+    }
+    release(&held);
+    return result;
+}
+
+static bool check_room(const Py_buffer *out, const Py_buffer *words)
+{
+    return check_range("out", out->len,
+                       (int64_t)elsa_delivery_room(length(words), (size_t)words->itemsize),
+                       INT64_MAX);
+}
+
+static PyObject *py_encode_nested(PyObject *Py_UNUSED(module), PyObject *args, PyObject *named)
+{
+    static char *names[] = {"words", "mantissa", "bits", "levels", "out", "sizes", "scratch", NULL};
+    PyObject *words_object, *out_object, *sizes_object, *scratch_object, *result = NULL;
+    int64_t mantissa, bits, levels;
+    arguments held = {.count = 0};
+    Py_buffer *words, *out, *sizes, *scratch;
+    if (PyArg_ParseTupleAndKeywords(args, named, "OO&O&O&OOO:encode_nested", names, &words_object,
+                                    integer, &mantissa, integer, &bits, integer, &levels,
+                                    &out_object, &sizes_object, &scratch_object) &&
+        (words = take(&held, words_object, "words", WORDS, NULL, 1, false)) != NULL &&
+        (out = take(&held, out_object, "out", UINT8, NULL, 1, true)) != NULL &&
+        (sizes = take(&held, sizes_object, "sizes", INT64, NULL, 1, true)) != NULL &&
+        (scratch = take(&held, scratch_object, "scratch", UINT8, NULL, 1, true)) != NULL &&
+        check_range("levels", levels, 1, ELSA_MAX_LEVELS) &&
+        check_words(words, mantissa, bits, levels) &&
+        check_length(sizes, "sizes", (size_t)levels + 1) && check_room(out, words) &&
+        check_scratch(scratch, words) && check_disjoint(out, words) &&
+        check_disjoint(sizes, words) && check_disjoint(scratch, words) &&
+        check_disjoint(out, sizes) && check_disjoint(out, scratch) &&
+        check_disjoint(sizes, scratch)) {
+        const elsa_words of = {(unsigned)mantissa, (unsigned)bits, (unsigned)levels};
+        size_t size;
+        Py_BEGIN_ALLOW_THREADS
+        size = delivery(words)->encode_nested(words->buf, length(words), of, out->buf, sizes->buf,
+                                              scratch->buf);
+        Py_END_ALLOW_THREADS
+        result = PyLong_FromSize_t(size);
+    }
+    release(&held);
+    return result;
+}
+
+static PyObject *py_encode_plain(PyObject *Py_UNUSED(module), PyObject *args, PyObject *named)
+{
+    static char *names[] = {"words", "mantissa", "out", "scratch", NULL};
+    PyObject *words_object, *out_object, *scratch_object, *result = NULL;
+    int64_t mantissa;
+    arguments held = {.count = 0};
+    Py_buffer *words, *out, *scratch;
+    if (PyArg_ParseTupleAndKeywords(args, named, "OO&OO:encode_plain", names, &words_object,
+                                    integer, &mantissa, &out_object, &scratch_object) &&
+        (words = take(&held, words_object, "words", ANY_WORDS, NULL, 1, false)) != NULL &&
+        (out = take(&held, out_object, "out", UINT8, NULL, 1, true)) != NULL &&
+        (scratch = take(&held, scratch_object, "scratch", UINT8, NULL, 1, true)) != NULL &&
+        check_words(words, mantissa, 0, 0) && check_room(out, words) &&
+        check_scratch(scratch, words) && check_disjoint(out, words) &&
+        check_disjoint(scratch, words) && check_disjoint(out, scratch)) {
+        const elsa_words of = {.mantissa = (unsigned)mantissa};
+        size_t size;
+        Py_BEGIN_ALLOW_THREADS
+        size = delivery(words)->encode_plain(words->buf, length(words), of, out->buf, scratch->buf);
+        Py_END_ALLOW_THREADS
+        result = PyLong_FromSize_t(size);
+    }
+    release(&held);
+    return result;
+}
+
 #define METHOD(name)                                                                               \
     {#name, (PyCFunction)(void (*)(void))py_##name, METH_VARARGS | METH_KEYWORDS, NULL}
 
 static PyMethodDef methods[] = {
     METHOD(mask),  METHOD(count),           METHOD(compact),   METHOD(csr),
     METHOD(expand), METHOD(expand_csr), METHOD(embed), METHOD(find_unpackable),
-    METHOD(nest),   METHOD(histogram),  METHOD(assign), {NULL, NULL, 0, NULL},
+    METHOD(nest),   METHOD(histogram),  METHOD(assign), METHOD(delivery_memory),
+    METHOD(decode_nested), METHOD(decode_plain), METHOD(encode_nested), METHOD(encode_plain),
+    {NULL, NULL, 0, NULL},
 };
 
 static int execute(PyObject *module)
 {
     elsa_fill_tables();
+    elsa_fill_delivery_tables();
     return PyModule_AddStringConstant(module, "ISA", elsa_kernels_for(2)->isa);
 }
 

@@ -65,6 +65,7 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
         sparsities=[95, 90, 80],
         template=folder / "net.onnx",
     )
+    elsa_format.ship(folder / "net.safetensors", folder / "net.ship.safetensors")
     return folder
 
 

@@ -1,0 +1,363 @@
+"""Bring the first bytes of a delivery file, and later the bytes that follow them.
+
+What is kept is at every moment the beginning of the server's file: a fetch that was cut, and an
+upgrade, ask for what follows. Parts are compared with their checksums when they are complete.
+"""
+
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+import numpy as np
+
+from elsa_format._choose import choose_level
+from elsa_format._container.header import LENGTH_BYTES, MAX_HEADER, read_exactly
+from elsa_format._container.header import parse as parse_header
+from elsa_format._container.index import is_index, is_url
+from elsa_format._container.index import parse as parse_index
+from elsa_format._delivery import document as _document
+from elsa_format._delivery.payloads import Payloads
+from elsa_format._delivery.prefix import COPIED, Prefix
+from elsa_format._errors import (
+    FormatError,
+    Incomplete,
+    InvalidOption,
+    NoSuchLevel,
+    OutputExists,
+    Truncated,
+)
+from elsa_format._network import Network
+from elsa_format._options import whole
+from elsa_format._output import is_special
+from elsa_format._output.atomic import AtomicFile
+from elsa_format._profile import LevelLike, LevelNumber
+from elsa_format._storage import Reader, Storage, open_storage, open_url
+from elsa_format._storage.local import FileStorage
+from elsa_format._threads import Meter, Progress, no_progress
+from elsa_format.levels import Sparsity
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class FetchReport:
+    """What is there now, and what it took.
+
+    >>> fetch("net.ship.safetensors", "device.ship.safetensors", level=1).level
+    1
+    """
+
+    level: LevelNumber
+    """The level that was asked for; denser ones may be there."""
+    size: int
+    """Bytes that are kept."""
+    fetched: int
+    """Bytes that were brought for it."""
+
+
+def fetch(
+    source: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    level: LevelLike | None = None,
+    sparsity: Sparsity | None = None,
+    max_size: int | None = None,
+    upgrade: LevelLike | None = None,
+    force: bool = False,
+    progress: Progress = no_progress,
+) -> FetchReport:
+    """Bring the bytes of a level of a delivery file that are not there yet.
+
+    `out` becomes the beginning of the file, or goes on where it ends. `max_size` is for the bytes
+    to bring; `upgrade` is `level` for what must be there already. Of an index (.index.json) the
+    files of all shards are brought, beside `out`.
+
+    >>> first = fetch("net.ship.safetensors", "phone.ship.safetensors", sparsity=95)
+    >>> more = fetch("net.ship.safetensors", "phone.ship.safetensors", upgrade=2)
+    >>> first.level, more.level, more.size > first.size
+    (1, 2, True)
+    """
+    wishes = (level, sparsity, max_size, upgrade)
+    if sum(wish is not None for wish in wishes) != 1:
+        raise TypeError("give exactly one of level, sparsity, max_size, upgrade")
+    if is_index(source) != is_index(out):
+        raise InvalidOption("an index is fetched to an index, and a file to a file")
+    if not is_url(source) and is_special(source):
+        raise InvalidOption(f"{os.fspath(source)}: a pipe cannot be gone on with")
+    if is_special(out):
+        raise InvalidOption(f"{os.fspath(out)}: bytes are kept in a file, which grows")
+    if upgrade is not None and not os.path.exists(out):
+        raise InvalidOption(f"{os.fspath(out)}: is not there, and cannot be upgraded")
+    with contextlib.ExitStack() as stack:
+        places: list[tuple[str | os.PathLike[str], Path]] = [(source, Path(out))]
+        if is_index(source):
+            places = _shards(source, Path(out), force)
+        copies = [stack.enter_context(_Copy(where, path, force)) for where, path in places]
+        prefixes = [copy.begin() for copy in copies]
+        try:
+            wanted = level if upgrade is None else upgrade
+            part = _choose(prefixes, copies, wanted, sparsity, max_size)
+        except (InvalidOption, Incomplete):
+            for copy in copies:
+                copy.forget()
+            raise
+        for copy in copies:
+            copy.check(part)
+        meter = Meter(progress, sum(copy.missing(part) for copy in copies))
+        for copy in copies:
+            copy.complete(part, meter)
+        number: LevelNumber = part if part <= prefixes[0].levels else "dense"
+        size = sum(copy.have for copy in copies)
+        return FetchReport(number, size, sum(copy.fetched for copy in copies))
+
+
+def _choose(
+    prefixes: list[Prefix],
+    copies: list["_Copy"],
+    level: LevelLike | None,
+    sparsity: Sparsity | None,
+    max_size: int | None,
+) -> int:
+    """The last part to bring."""
+    first = prefixes[0]
+    if max_size is None:
+        network = Network(first.storage, first.header, first.profile)
+        number = choose_level(network, level=level, sparsity=sparsity)
+        return first.levels + 1 if number is None else number
+    max_size = whole("max_size", max_size, low=0)
+    for part in range(first.levels + 1, 0, -1):
+        if sum(copy.missing(part) for copy in copies) <= max_size:
+            return part
+    least = sum(copy.missing(1) for copy in copies)
+    raise NoSuchLevel(
+        f"{first.name}: no level takes {max_size} bytes or less; level 1 takes {least}"
+    )
+
+
+def _shards(
+    source: str | os.PathLike[str], out: Path, force: bool
+) -> list[tuple[str | os.PathLike[str], Path]]:
+    """The files of an index, and where they go; the index is there first."""
+    with (
+        contextlib.closing(open_storage(source)) as storage,
+        # Not the front, which ends where the header of a file would.
+        contextlib.closing(storage.reader(0, storage.size or MAX_HEADER)) as reader,
+    ):
+        raw = read_exactly(reader, MAX_HEADER)
+    index = parse_index(raw, storage.name)
+    if out.exists() and not force and out.read_bytes() != raw:
+        raise OutputExists(
+            f"{out}: is another index than {storage.name}", "{force} replaces it", force=True
+        )
+    if not out.exists() or force:
+        file = AtomicFile(out, force=force)
+        try:
+            file.write_at(0, raw)
+            file.commit()
+        finally:
+            file.discard()
+    return [(_beside(source, name), out.parent / name) for name in index.files]
+
+
+def _beside(index: str | os.PathLike[str], name: str) -> str:
+    text = os.fspath(index)
+    if not is_url(text):
+        return str(Path(text).parent / name)
+    address, _, query = text.partition("?")
+    return address.rpartition("/")[0] + "/" + quote(name) + (f"?{query}" if query else "")
+
+
+class _Copy:
+    """The first bytes of one file, which grow in place."""
+
+    def __init__(self, source: str | os.PathLike[str], path: Path, force: bool) -> None:
+        self.source, self.path = source, Path(os.path.realpath(path))
+        self.name, self.force = os.fspath(path), force
+        self.have = self.fetched = 0
+        self._earlier = 0
+        self._file = -1
+        self._created = False
+        self._storage: Storage | None = None
+        self._prefix: Prefix | None = None
+        self._document: _document.Document
+
+    def __enter__(self) -> "_Copy":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._prefix is not None:
+            self._prefix.close()
+        if self._storage is not None:
+            self._storage.close()
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def begin(self) -> Prefix:
+        """Have the header and the head of the file, and see that it is the one that is there."""
+        local = self._local_header()
+        self._storage = self._open(len(local))
+        self._where = self._storage.name
+        header = self._remote_header(self._storage)
+        parsed = parse_header(header[LENGTH_BYTES:], self._storage.name)
+        self._document = _document.parse(parsed, self._storage.name)
+        if local:
+            self.fetched += len(header)
+        if self.have > self._document.ends[-1] or header[: len(local)] != local[: len(header)]:
+            if not self.force:
+                raise OutputExists(
+                    f"{self.name}: is not the beginning of {self._storage.name}",
+                    "{force} replaces it",
+                    force=True,
+                )
+            self.have = 0
+        self._earlier = self.have
+        self._open_file()
+        try:
+            return self._head()
+        except FormatError:
+            self.forget()
+            raise
+
+    def _local_header(self) -> bytes:
+        try:
+            with self.path.open("rb") as file:
+                self.have = os.fstat(file.fileno()).st_size
+                start = file.read(LENGTH_BYTES)
+                return start + file.read(min(int.from_bytes(start, "little"), MAX_HEADER))
+        except FileNotFoundError:
+            return b""
+
+    def _open(self, at_hand: int) -> Storage:
+        if at_hand and isinstance(self.source, str) and is_url(self.source):
+            # The header alone is brought once more, to compare.
+            return open_url(self.source, max(at_hand, LENGTH_BYTES))
+        return open_storage(self.source)
+
+    @staticmethod
+    def _remote_header(storage: Storage) -> bytes:
+        front = storage.front()
+        start = read_exactly(front, LENGTH_BYTES)
+        length = int.from_bytes(start, "little")
+        if len(start) < LENGTH_BYTES or length > MAX_HEADER:
+            raise Truncated(f"{storage.name}: is not a delivery file")
+        raw = read_exactly(front, length)
+        if len(raw) < length:
+            raise Truncated(f"{storage.name}: header of {length} bytes ends after {len(raw)}")
+        return start + raw
+
+    def _open_file(self) -> None:
+        self._created = not self.path.exists()
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
+        self._file = os.open(self.path, flags, 0o666)
+        if fcntl is not None:
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self._created = False
+                raise OutputExists(f"{self.name}: another process is fetching it") from None
+        self._cut(self.have)
+
+    def _head(self) -> Prefix:
+        """The header and the head, brought again if what is there is not right."""
+        for attempt in range(2):
+            with contextlib.closing(self._along(self._document.ends[1])) as reader:
+                self._extend(self._document.ends[1], reader)
+            try:
+                return self._reopen()
+            except FormatError:
+                if attempt or not self._earlier:
+                    raise
+                self._cut(0)
+        raise AssertionError
+
+    def _reopen(self) -> Prefix:
+        if self._prefix is not None:
+            self._prefix.close()
+        self._prefix = Prefix(FileStorage(self.path))
+        return self._prefix
+
+    def forget(self) -> None:
+        """Leave nothing, if nothing was there before."""
+        if self._created:
+            self.path.unlink(missing_ok=True)
+
+    def missing(self, part: int) -> int:
+        """Bytes that are to be brought up to the end of a part."""
+        return max(self._document.ends[part + 1] - self.have, 0)
+
+    def check(self, part: int) -> None:
+        """Keep, of what is there, the parts that have their checksums."""
+        prefix = self._reopen()
+        for number in range(1, min(prefix.parts, part) + 1):
+            try:
+                _compare(prefix.payloads(number))
+            except FormatError:
+                self._cut(self._document.ends[number])
+                break
+
+    def complete(self, part: int, meter: Meter) -> None:
+        """Bring what is missing, part by part."""
+        ends = self._document.ends
+        if self._earlier >= ends[part + 1]:
+            return
+        with contextlib.closing(self._along(ends[part + 1])) as reader:
+            for number in range(1, part + 1):
+                if self._earlier >= ends[number + 1]:
+                    continue  # compared by `check`
+                for attempt in range(2):
+                    before = self._earlier
+                    self._extend(ends[number + 1], reader, meter)
+                    os.fsync(self._file)
+                    try:
+                        _compare(self._reopen().payloads(number))
+                        break
+                    except FormatError:
+                        self._cut(ends[number])
+                        # What an earlier fetch left of it may be at fault, and is brought again.
+                        if attempt or before <= ends[number]:
+                            raise
+                        reader.seek(self.have)
+
+    def _along(self, stop: int) -> Reader:
+        """What follows, up to `stop`, as far as there is so much."""
+        assert self._storage is not None
+        size = self._storage.size
+        return self._storage.reader(self.have, stop if size is None else min(stop, size))
+
+    def _extend(self, stop: int, reader: Reader, meter: Meter | None = None) -> None:
+        while self.have < stop:
+            data = reader.read(min(stop - self.have, COPIED))
+            if not data:
+                raise Incomplete(f"{self._where}: ends at byte {self.have}, expected {stop}")
+            self._write(data)
+            if meter is not None:
+                meter.tick(len(data))
+
+    def _write(self, data: bytes) -> None:
+        try:
+            os.lseek(self._file, self.have, os.SEEK_SET)
+            view = memoryview(data)
+            while view:
+                view = view[os.write(self._file, view) :]
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, self.name) from None
+        self.have += len(data)
+        self.fetched += len(data)
+
+    def _cut(self, size: int) -> None:
+        os.truncate(self._file, size)
+        self.have = size
+        self._earlier = min(self._earlier, size)
+
+
+def _compare(payloads: Payloads) -> None:
+    """Compare the checksums of all payloads of a part."""
+    for number in range(payloads.count):
+        _, size, _ = payloads.entry(number)
+        payloads.read(number, np.empty(size, np.uint8))

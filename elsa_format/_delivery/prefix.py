@@ -1,0 +1,193 @@
+"""What there is of a delivery file: its two headers and the parts that are complete."""
+
+import sys
+import tempfile
+import threading
+import zlib
+from contextlib import closing
+
+import xxhash
+
+from elsa_format import _profile
+from elsa_format._container.header import LENGTH_BYTES, Header, Readable, read_header
+from elsa_format._container.header import parse as parse_header
+from elsa_format._delivery import document as _document
+from elsa_format._delivery.payloads import Payloads, read_at
+from elsa_format._delivery.sequences import Plan
+from elsa_format._errors import ChecksumMismatch, Incomplete, InvalidDelivery, TrailingData
+from elsa_format._profile import Profile
+from elsa_format._storage import Reader, Source, Storage, open_storage
+from elsa_format._storage.base import Window
+from elsa_format._storage.local import PipeStorage, StreamStorage
+
+COPIED = 1 << 18
+"""Bytes taken from a connection or a pipe at a time."""
+
+
+class Growing(StreamStorage):
+    """The first bytes of what is read front to back, a pipe or a URL, kept in a temporary file.
+
+    A level needs bytes of several places for each block; and an upgrade all that came before.
+    """
+
+    def __init__(self, upstream: Storage) -> None:
+        self._upstream, self._growth = upstream, threading.Lock()
+        file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - see close
+        super().__init__(file, upstream.name)
+        self.have = 0
+        self.size: int | None = upstream.size  # type: ignore[assignment]
+
+    def keep(self, stop: int) -> int:
+        """Have the bytes up to `stop`, or as many as there are; how many there are."""
+        with self._growth:
+            if self.have >= stop:
+                return self.have
+            with closing(self._upstream.reader(self.have, stop)) as reader:
+                while self.have < stop and (data := reader.read(min(stop - self.have, COPIED))):
+                    with self._lock:
+                        self._stream.seek(self.have)
+                        view = memoryview(data)
+                        while view:
+                            view = view[self._stream.write(view) :]
+                    self.have += len(data)
+            if self.have < stop and isinstance(self._upstream, PipeStorage):
+                self.size = self.have
+            return self.have
+
+    def front(self) -> Readable:
+        """Read from the front."""
+        return _Front(self)
+
+    def reader(self, start: int, stop: int) -> Reader:
+        """Read along a range."""
+        return Window(self, start, min(stop, self.keep(stop)))
+
+    def check_unchanged(self) -> None:
+        """Ask where the bytes come from."""
+        self._upstream.check_unchanged()
+
+    def close(self) -> None:
+        """Forget them."""
+        self._stream.close()
+        self._upstream.close()
+
+
+class _Front:
+    """The first bytes of a growing file, no more of them than are asked for."""
+
+    def __init__(self, storage: Growing) -> None:
+        self._storage, self._position = storage, 0
+
+    def read(self, size: int, /) -> bytes:
+        start = self._position
+        with closing(self._storage.reader(start, start + size)) as reader:
+            data = reader.read(size)
+        self._position += len(data)
+        return data
+
+
+def open_bytes(source: Source) -> Storage:
+    """Bytes that can be read anywhere, whatever the source is."""
+    storage = open_storage(source)
+    if isinstance(storage, PipeStorage) or storage.high_latency:
+        return Growing(storage)
+    return storage
+
+
+class Prefix:
+    """A delivery file, or its first bytes; what has been checked is of lines 1 to 8 of §10."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage, self.name = storage, storage.name
+        self.delivery_header = read_header(storage.front(), self.name)
+        self.document = _document.parse(self.delivery_header, self.name)
+        ends = self.document.ends
+        if storage.size is not None and storage.size > ends[-1]:
+            raise TrailingData(f"{self.name}: more than the {ends[-1]} bytes of its parts")
+        if (found := self._length(ends[1])) < ends[1]:
+            raise Incomplete(f"{self.name}: {found} bytes, its head ends at {ends[1]}")
+        self.head = self._read_head(ends[0], ends[1])
+        """The source's first bytes: header length and header."""
+        self.header: Header = parse_header(self.head[LENGTH_BYTES:], self.name)
+        self.profile: Profile = _profile.parse(self.header, self.name)
+        self.levels = len(self.profile.levels)
+        if self.levels != self.document.levels:
+            raise InvalidDelivery(
+                f"{self.name}: parts of {self.document.levels} levels, the source has {self.levels}"
+            )
+        self.plan = Plan(self.header, self.profile, self.document.block)
+        self._seed = xxhash.xxh3_64_intdigest(self.head)
+        self._payloads: dict[int, Payloads] = {}
+
+    def _length(self, wanted: int) -> int:
+        """How many of the first `wanted` bytes there are, in one request if they come from afar."""
+        if isinstance(self.storage, Growing):
+            return self.storage.keep(wanted)
+        assert self.storage.size is not None
+        return min(wanted, self.storage.size)
+
+    def _read_head(self, start: int, stop: int) -> bytes:
+        data = bytearray(stop - start)
+        read_at(self.storage, start, memoryview(data))
+        if (found := f"xxh3:{xxhash.xxh3_64_hexdigest(data)}") != self.document.head:
+            raise ChecksumMismatch(
+                f"{self.name}: head has checksum {found}, expected {self.document.head}"
+            )
+        size, stream = self.document.source, zlib.decompressobj()
+        try:
+            head = stream.decompress(data, size + 1)  # one more than allowed is enough to know
+        except zlib.error as error:
+            raise InvalidDelivery(f"{self.name}: head: {error}") from None
+        if len(head) != size or not stream.eof or stream.unused_data:
+            raise InvalidDelivery(f"{self.name}: head is not a zlib stream of {size} bytes")
+        if int.from_bytes(head[:LENGTH_BYTES], "little") != size - LENGTH_BYTES:
+            raise InvalidDelivery(f"{self.name}: the head has another length than {size}")
+        return head
+
+    @property
+    def parts(self) -> int:
+        """How many of parts 1…T and the dense part are complete: the levels there, at most T."""
+        size = self.storage.size
+        return self.document.parts_in(sys.maxsize if size is None else size)
+
+    def end(self, part: int) -> int:
+        """Where a part ends in the file: how many bytes its level needs."""
+        return self.document.ends[part + 1]
+
+    def need(self, part: int) -> None:
+        """Raise Incomplete unless a part, and with it all before it, is there."""
+        if self._length(self.end(part)) < self.end(part):
+            there = self.parts
+            levels = "no level" if not there else f"level {there}" if there > 1 else "level 1"
+            raise Incomplete(
+                f"{self.name}: has {levels}; level "
+                f"{part if part <= self.levels else 'dense'} ends at byte {self.end(part)}",
+                "{fetch()} brings more of it",
+            )
+
+    def payloads(self, part: int) -> Payloads:
+        """The payloads of a part."""
+        if part not in self._payloads:
+            self.need(part)
+            self._payloads[part] = Payloads(
+                self.storage,
+                self.document.ends[part],
+                self.document.ends[part + 1],
+                self.plan.of_part(part),
+                self._seed,
+            )
+        return self._payloads[part]
+
+    def close(self) -> None:
+        """Close the file."""
+        self.storage.close()
+
+
+def open_prefix(source: Source) -> Prefix:
+    """What there is of a delivery file at a path or URL, or in a stream."""
+    storage = open_bytes(source)
+    try:
+        return Prefix(storage)
+    except BaseException:
+        storage.close()
+        raise

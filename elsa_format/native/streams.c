@@ -1,0 +1,433 @@
+#include "streams.h"
+
+#include <stdbool.h>
+#include <string.h>
+
+#if defined(__GNUC__)
+#define INLINE static inline __attribute__((always_inline))
+#else
+#define INLINE static inline
+#endif
+
+#if defined(__GNUC__) && defined(__x86_64__) && !defined(ELSA_PLAIN)
+#define ELSA_X86 1
+#endif
+
+enum {
+    LONGEST = 12,           /* bits of a codeword */
+    WINDOWS = 1 << LONGEST, /* each begins with one codeword */
+    AT_ONCE = 4,            /* symbols from one load: 4 * 12 bits and 7 that were used before */
+    TOO_SHORT = 8,          /* no bit of a byte */
+};
+
+const char elsa_too_short[] = "a payload that ends within a field";
+
+const char *elsa_read_varint(elsa_fields *fields, uint64_t *number)
+{
+    *number = 0;
+    for (unsigned i = 0; i < 9; i++) {
+        if (fields->at == fields->end)
+            return elsa_too_short;
+        const uint8_t byte = *fields->at++;
+        *number |= (uint64_t)(byte & 127) << (7 * i);
+        if (byte < 128)
+            return byte == 0 && i > 0 ? "a varint with more bytes than it needs" : NULL;
+    }
+    return "a varint of 2^63 or more";
+}
+
+uint8_t *elsa_write_varint(uint8_t *out, uint64_t number)
+{
+    for (; number >= 128; number >>= 7)
+        *out++ = (uint8_t)(number | 128);
+    *out++ = (uint8_t)number;
+    return out;
+}
+
+static size_t varint_size(uint64_t number)
+{
+    size_t size = 1;
+    for (; number >= 128; number >>= 7)
+        size++;
+    return size;
+}
+
+/* How many of n symbols each of the four bit streams has (ELSA-D-038). */
+static void quarters(size_t n, size_t counts[4])
+{
+    const size_t q = (n + 3) / 4;
+    for (size_t i = 0; i < 4; i++) {
+        counts[i] = n < q ? n : q;
+        n -= counts[i];
+    }
+}
+
+/* --- Codes ------------------------------------------------------------------------------------ */
+
+static void sort(uint32_t *numbers, size_t n)
+{
+    static const size_t gaps[] = {57, 23, 10, 4, 1};
+    for (size_t g = 0; g < sizeof gaps / sizeof *gaps; g++)
+        for (size_t i = gaps[g]; i < n; i++) {
+            const uint32_t number = numbers[i];
+            size_t j = i;
+            for (; j >= gaps[g] && numbers[j - gaps[g]] > number; j -= gaps[g])
+                numbers[j] = numbers[j - gaps[g]];
+            numbers[j] = number;
+        }
+}
+
+void elsa_code_lengths(const uint32_t count[256], uint8_t lengths[256])
+{
+    uint32_t halved[256];
+    memcpy(halved, count, sizeof halved);
+    for (;;) {
+        /* Leaves are (count, symbol) in one number: a block has at most 2^20 words. */
+        uint32_t leaves[256], weights[512];
+        uint16_t parents[512];
+        size_t n = 0;
+        for (uint32_t symbol = 0; symbol < 256; symbol++)
+            if (halved[symbol])
+                leaves[n++] = halved[symbol] << 8 | symbol;
+        sort(leaves, n);
+        for (size_t i = 0; i < n; i++)
+            weights[i] = leaves[i] >> 8;
+        /* Trees follow the leaves in the order in which they are made; both queues rise. */
+        size_t leaf = 0, tree = n, end = n;
+        for (; end < 2 * n - 1; end++) {
+            uint32_t sum = 0;
+            for (int twice = 0; twice < 2; twice++) {
+                const bool is_leaf = leaf < n && (tree == end || weights[leaf] <= weights[tree]);
+                const size_t taken = is_leaf ? leaf++ : tree++;
+                sum += weights[taken];
+                parents[taken] = (uint16_t)end;
+            }
+            weights[end] = sum;
+        }
+        uint8_t depths[512], deepest = 0;
+        depths[end - 1] = 0;
+        memset(lengths, 0, 256);
+        for (size_t i = end - 1; i-- > 0;) {
+            depths[i] = (uint8_t)(depths[parents[i]] + 1);
+            if (i < n) {
+                lengths[leaves[i] & 255] = depths[i];
+                deepest = depths[i] > deepest ? depths[i] : deepest;
+            }
+        }
+        if (deepest <= LONGEST)
+            return;
+        for (size_t symbol = 0; symbol < 256; symbol++)
+            halved[symbol] = (halved[symbol] + 1) >> 1;
+    }
+}
+
+/* The codewords of symbols 0…last, the bit that is read first lowest (ELSA-D-036). */
+static void codewords(const uint8_t lengths[256], unsigned last, uint16_t codes[256])
+{
+    unsigned next[LONGEST + 2] = {0}, counts[LONGEST + 1] = {0};
+    for (unsigned symbol = 0; symbol <= last; symbol++)
+        counts[lengths[symbol]]++;
+    counts[0] = 0;
+    for (unsigned length = 1; length <= LONGEST; length++)
+        next[length + 1] = (next[length] + counts[length]) << 1;
+    for (unsigned symbol = 0; symbol <= last; symbol++) {
+        unsigned code = next[lengths[symbol]]++, reversed = 0;
+        for (unsigned bit = 0; bit < lengths[symbol]; bit++, code >>= 1)
+            reversed = reversed << 1 | (code & 1);
+        codes[symbol] = (uint16_t)reversed;
+    }
+}
+
+/* --- Reading ---------------------------------------------------------------------------------- */
+
+/* A bit stream on its way: the next bit is `bit` (0…7) of the byte at `at`. */
+typedef struct {
+    const uint8_t *at;
+    unsigned bit;
+} place;
+
+INLINE uint64_t window(const place *p, const uint8_t *end)
+{
+    uint64_t bits = 0;
+    const size_t left = (size_t)(end - p->at);
+    memcpy(&bits, p->at, left < 8 ? left : 8);
+    return bits >> p->bit;
+}
+
+/* One symbol for every window of 12 bits, and how many of them it takes. */
+typedef uint16_t table[WINDOWS];
+
+#define SYMBOL(bits, used, out)                                                                    \
+    do {                                                                                           \
+        const unsigned found = symbols[(bits) & (WINDOWS - 1)];                                    \
+        (out) = (uint8_t)found;                                                                    \
+        (bits) >>= found >> 8;                                                                     \
+        (used) += found >> 8;                                                                      \
+    } while (0)
+
+/* As many symbols of each stream as `counts`; where they end is not looked at before the last one
+ * is read, but nothing behind `end` is: a stream that is too short gives nonsense until then. */
+INLINE void decode(const uint16_t *symbols, place places[4], const size_t counts[4], uint8_t *out,
+                   const uint8_t *end)
+{
+    uint8_t *outs[4] = {out, out + counts[0], out + counts[0] + counts[1],
+                        out + counts[0] + counts[1] + counts[2]};
+    size_t done = 0;
+    if (end - places[0].at >= 8) {
+        place a = places[0], b = places[1], c = places[2], d = places[3];
+        const uint8_t *const last = end - 8;
+        while (done + AT_ONCE <= counts[3] && a.at <= last && b.at <= last && c.at <= last &&
+               d.at <= last) {
+            uint64_t bits_a, bits_b, bits_c, bits_d;
+            memcpy(&bits_a, a.at, 8);
+            memcpy(&bits_b, b.at, 8);
+            memcpy(&bits_c, c.at, 8);
+            memcpy(&bits_d, d.at, 8);
+            bits_a >>= a.bit;
+            bits_b >>= b.bit;
+            bits_c >>= c.bit;
+            bits_d >>= d.bit;
+            for (size_t i = done; i < done + AT_ONCE; i++) {
+                SYMBOL(bits_a, a.bit, outs[0][i]);
+                SYMBOL(bits_b, b.bit, outs[1][i]);
+                SYMBOL(bits_c, c.bit, outs[2][i]);
+                SYMBOL(bits_d, d.bit, outs[3][i]);
+            }
+            a.at += a.bit >> 3, a.bit &= 7;
+            b.at += b.bit >> 3, b.bit &= 7;
+            c.at += c.bit >> 3, c.bit &= 7;
+            d.at += d.bit >> 3, d.bit &= 7;
+            done += AT_ONCE;
+        }
+        places[0] = a, places[1] = b, places[2] = c, places[3] = d;
+    }
+    for (size_t s = 0; s < 4; s++)
+        for (size_t i = done; i < counts[s]; i++) {
+            if (places[s].at >= end) {
+                places[s].bit = TOO_SHORT; /* even if all codewords so far fill their bytes */
+                break;
+            }
+            uint64_t bits = window(&places[s], end);
+            SYMBOL(bits, places[s].bit, outs[s][i]);
+            places[s].at += places[s].bit >> 3;
+            places[s].bit &= 7;
+        }
+}
+
+static void decode_plain(const uint16_t *symbols, place places[4], const size_t counts[4],
+                         uint8_t *out, const uint8_t *end)
+{
+    decode(symbols, places, counts, out, end);
+}
+
+#if ELSA_X86
+/* Shifts by any register, without waiting for flags. */
+__attribute__((target("bmi,bmi2"))) static void decode_bmi2(const uint16_t *symbols,
+                                                            place places[4],
+                                                            const size_t counts[4], uint8_t *out,
+                                                            const uint8_t *end)
+{
+    decode(symbols, places, counts, out, end);
+}
+#endif
+
+static const char *read_code(elsa_fields *fields, uint16_t *symbols)
+{
+    if (elsa_left(fields) < 1)
+        return elsa_too_short;
+    const unsigned last = *fields->at++;
+    if (elsa_left(fields) < last / 2 + 1)
+        return elsa_too_short;
+    uint8_t lengths[256] = {0};
+    uint16_t codes[256];
+    unsigned used = 0, filled = 0;
+    for (unsigned symbol = 0; symbol <= (last | 1); symbol++) {
+        const uint8_t length = fields->at[symbol / 2] >> 4 * (symbol % 2) & 15;
+        if (length > LONGEST)
+            return "a codeword of more than 12 bits";
+        if (symbol > last ? length != 0 : symbol == last && length == 0)
+            return "another last symbol than the code has";
+        lengths[symbol] = length;
+        used += length > 0;
+        filled += length > 0 ? (unsigned)WINDOWS >> length : 0;
+    }
+    fields->at += last / 2 + 1;
+    if (used < 2 || filled != WINDOWS)
+        return "codewords that do not fill the code";
+    codewords(lengths, last, codes);
+    for (unsigned symbol = 0; symbol <= last; symbol++)
+        if (lengths[symbol])
+            for (unsigned at = codes[symbol]; at < WINDOWS; at += 1u << lengths[symbol])
+                symbols[at] = (uint16_t)((unsigned)lengths[symbol] << 8 | symbol);
+    return NULL;
+}
+
+static const char *read_huffman(elsa_fields *fields, size_t n, uint8_t *out)
+{
+    table symbols;
+    const char *wrong = read_code(fields, symbols);
+    uint64_t sizes[4];
+    for (size_t s = 0; s < 4 && wrong == NULL; s++)
+        wrong = elsa_read_varint(fields, &sizes[s]);
+    if (wrong != NULL)
+        return wrong;
+    place places[4];
+    const uint8_t *ends[4];
+    for (size_t s = 0; s < 4; s++) {
+        if (sizes[s] > elsa_left(fields))
+            return elsa_too_short;
+        places[s] = (place){fields->at, 0};
+        ends[s] = fields->at += sizes[s];
+    }
+    size_t counts[4];
+    quarters(n, counts);
+#if ELSA_X86
+    if (__builtin_cpu_supports("bmi2"))
+        decode_bmi2(symbols, places, counts, out, fields->end);
+    else
+#endif
+        decode_plain(symbols, places, counts, out, fields->end);
+    for (size_t s = 0; s < 4; s++) {
+        const place p = places[s];
+        if (counts[s] == 0 ? sizes[s] != 0 : p.at + (p.bit > 0) != ends[s] || p.bit == TOO_SHORT)
+            return "a bit stream that is not as long as its codewords";
+        if (p.bit > 0 && *p.at >> p.bit != 0)
+            return "unused bits of a bit stream are set";
+    }
+    return NULL;
+}
+
+const char *elsa_read_stream(elsa_fields *fields, size_t n, uint8_t *room, const uint8_t **bytes)
+{
+    *bytes = room;
+    if (n == 0)
+        return NULL;
+    if (elsa_left(fields) < 1)
+        return elsa_too_short;
+    switch (*fields->at++) {
+    case 0:
+        if (elsa_left(fields) < n)
+            return elsa_too_short;
+        *bytes = fields->at;
+        fields->at += n;
+        return NULL;
+    case 1:
+        if (elsa_left(fields) < 1)
+            return elsa_too_short;
+        memset(room, *fields->at++, n);
+        return NULL;
+    case 2: return read_huffman(fields, n, room);
+    default: return "a byte stream of unknown type";
+    }
+}
+
+/* --- Writing ---------------------------------------------------------------------------------- */
+
+void elsa_plan_stream(const uint8_t *bytes, size_t n, elsa_stream *stream)
+{
+    /* Counted by quarters: four counts at a time wait less for one another, and the size of every
+     * bit stream is known before it is written. */
+    uint32_t counts[4][256] = {{0}}, total[256];
+    size_t sizes[4];
+    quarters(n, sizes);
+    const uint8_t *quarter[4] = {bytes, bytes + sizes[0], bytes + sizes[0] + sizes[1],
+                                 bytes + sizes[0] + sizes[1] + sizes[2]};
+    for (size_t i = 0; i < sizes[3]; i++)
+        for (size_t s = 0; s < 4; s++)
+            counts[s][quarter[s][i]]++;
+    for (size_t s = 0; s < 3; s++)
+        for (size_t i = sizes[3]; i < sizes[s]; i++)
+            counts[s][quarter[s][i]]++;
+    unsigned used = 0;
+    stream->last = 0;
+    for (unsigned symbol = 0; symbol < 256; symbol++) {
+        total[symbol] = counts[0][symbol] + counts[1][symbol] + counts[2][symbol] + counts[3][symbol];
+        if (total[symbol]) {
+            used++;
+            stream->last = symbol;
+        }
+    }
+    if (used <= 1) {
+        stream->type = 1;
+        stream->size = n == 0 ? 0 : 2;
+        return;
+    }
+    elsa_code_lengths(total, stream->lengths);
+    size_t coded = 1 + stream->last / 2 + 1;
+    for (size_t s = 0; s < 4; s++) {
+        uint64_t bits = 0;
+        for (unsigned symbol = 0; symbol <= stream->last; symbol++)
+            bits += (uint64_t)counts[s][symbol] * stream->lengths[symbol];
+        stream->parts[s] = (size_t)((bits + 7) / 8);
+        coded += varint_size(stream->parts[s]) + stream->parts[s];
+    }
+    stream->type = coded < n ? 2 : 0;
+    stream->size = 1 + (coded < n ? coded : n);
+}
+
+/* Of each symbol the codeword, and its length above it. */
+static uint8_t *write_bits(const uint8_t *bytes, size_t n, const uint32_t codes[256], uint8_t *out)
+{
+    uint64_t pending = 0;
+    unsigned bits = 0;
+    size_t i = 0;
+    for (; i + AT_ONCE <= n; i += AT_ONCE) {
+        const uint32_t a = codes[bytes[i]], b = codes[bytes[i + 1]], c = codes[bytes[i + 2]],
+                       d = codes[bytes[i + 3]];
+        const uint64_t ab = (a & 0xffff) | (uint64_t)(b & 0xffff) << (a >> 16);
+        const uint64_t cd = (c & 0xffff) | (uint64_t)(d & 0xffff) << (c >> 16);
+        const unsigned first = (a >> 16) + (b >> 16);
+        pending |= (ab | cd << first) << bits;
+        bits += first + (c >> 16) + (d >> 16);
+        memcpy(out, &pending, 8);
+        out += bits / 8;
+        pending >>= bits & ~7u; /* at most 48 + 7 bits */
+        bits &= 7;
+    }
+    for (; i < n; i++) {
+        const uint32_t a = codes[bytes[i]];
+        pending |= (uint64_t)(a & 0xffff) << bits;
+        bits += a >> 16;
+        while (bits >= 8) {
+            *out++ = (uint8_t)pending;
+            pending >>= 8;
+            bits -= 8;
+        }
+    }
+    if (bits > 0)
+        *out++ = (uint8_t)pending;
+    return out;
+}
+
+uint8_t *elsa_write_stream(const uint8_t *bytes, size_t n, const elsa_stream *stream, uint8_t *out)
+{
+    if (n == 0)
+        return out;
+    *out++ = (uint8_t)stream->type;
+    if (stream->type == 1) {
+        *out++ = bytes[0];
+        return out;
+    }
+    if (stream->type == 0) {
+        memcpy(out, bytes, n);
+        return out + n;
+    }
+    uint16_t words[256];
+    uint32_t codes[256];
+    codewords(stream->lengths, stream->last, words);
+    *out++ = (uint8_t)stream->last;
+    for (unsigned symbol = 0; symbol <= stream->last; symbol += 2)
+        /* That behind the last has no codeword, and length 0. */
+        *out++ = (uint8_t)(stream->lengths[symbol] | stream->lengths[symbol + 1] << 4);
+    for (unsigned symbol = 0; symbol <= stream->last; symbol++)
+        codes[symbol] = (uint32_t)stream->lengths[symbol] << 16 | words[symbol];
+    for (size_t s = 0; s < 4; s++)
+        out = elsa_write_varint(out, stream->parts[s]);
+    size_t counts[4];
+    quarters(n, counts);
+    for (size_t s = 0; s < 4; s++) {
+        out = write_bits(bytes, counts[s], codes, out);
+        bytes += counts[s];
+    }
+    return out;
+}
