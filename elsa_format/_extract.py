@@ -130,7 +130,7 @@ class _Job:
         """Hand over every stored tensor, of several files at the same time."""
 
         def read(part: Network) -> None:
-            with LevelReader(part, verify=self.verify, tick=self.meter.tick) as reader:
+            with LevelReader(part, self.level, verify=self.verify, tick=self.meter.tick) as reader:
                 for step in part.steps(self.level):
                     take(reader, step)
                 reader.finish()

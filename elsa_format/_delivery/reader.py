@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from elsa_format import _kernels
 from elsa_format._closing import Closing
+from elsa_format._container.arrays import as_array
 from elsa_format._container.header import RESERVED, Header, TensorInfo
 from elsa_format._delivery.codec import decode_nested, decode_plain
 from elsa_format._delivery.prefix import Growing, Prefix, open_prefix
 from elsa_format._delivery.sequences import Place, Sequence
 from elsa_format._errors import ChecksumMismatch, CountMismatch, InvalidOption, TrailingData
-from elsa_format._level_reader import as_array
 from elsa_format._memory import BLOCK, aligned, give_block, take_block
 from elsa_format._output import Target, open_output
 from elsa_format._profile import Level, LevelLike, LevelNumber, Profile, find_level
