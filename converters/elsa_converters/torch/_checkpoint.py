@@ -56,6 +56,8 @@ class TorchCheckpoint(Checkpoint):
         where = f"{self.path}: tensor {name!r}"
         if tensor.is_meta:
             raise InvalidCheckpoint(f"{where}: is on the meta device, without data")
+        if hasattr(tensor, "to_local"):
+            raise InvalidCheckpoint(f"{where}: is sharded over processes; gather it first")
         if tensor.layout != torch.strided or tensor.is_quantized:
             raise InvalidCheckpoint(f"{where}: is sparse or quantized; make it dense first")
 

@@ -106,13 +106,14 @@ class Levels:
     def use(self, level: LevelLike) -> None:
         """Switch the module to a level: its nested and per-level tensors are written anew."""
         number = level_of(self.file, level)
+        variants = {}
+        for name in self._varying:  # read first: nothing is written if that fails
+            info = self.file.network.tensors[name]
+            variants[name] = torch.empty(info.shape, dtype=torch_dtype(info, self.file.path))
+            read_into(self.file, name, number, variants[name])
         show(self._packed, self.file.bits, number)
         for name, tensor in self._varying.items():
-            info = self.file.network.tensors[name]
-            read = torch.empty(info.shape, dtype=torch_dtype(info, self.file.path))
-            read_into(self.file, name, number, read)
-            with torch.no_grad():
-                tensor.copy_(read)
+            tensor.detach().copy_(variants[name])
         self.level = number
 
     @contextmanager
