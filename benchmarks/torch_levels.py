@@ -36,14 +36,14 @@ def meta_model(megabytes: int) -> nn.Module:
 
 
 def best(actions: dict[str, Callable[[], object]], repeat: int) -> dict[str, float]:
-    """Shortest time of each, taken in turn so that all see the same machine."""
+    """Least CPU time of each, of all threads, taken in turn so that all see the same machine."""
     times = dict.fromkeys(actions, float("inf"))
     for _ in range(repeat):
         for name, action in actions.items():
             gc.collect()
-            start = time.perf_counter()
+            start = time.process_time()
             action()
-            times[name] = min(times[name], time.perf_counter() - start)
+            times[name] = min(times[name], time.process_time() - start)
     return times
 
 
