@@ -1,15 +1,19 @@
 import { readData } from './data.js'
 import { NestedHash, digestLine, levelDigest } from './digest.js'
-import { about, fail, show } from './errors.js'
-import { readHeader } from './header.js'
+import { openDelivery } from './delivery.js'
+import { ElsaError, about, show } from './errors.js'
 import { makeKernels } from './kernels.js'
-import { validateLevelFile } from './level_file.js'
+import { hashNested, validateLevelFile } from './level_file.js'
 import { openNetwork } from './network.js'
 import { isReserved, storedName } from './profile.js'
 import { sha256 } from './sha256.js'
+import { Bytes } from './source.js'
 import { Findings, Words } from './words.js'
+import { writeChecksum, xxh3 } from './xxh3.js'
 
 /** @import { Visitor } from './data.js' */
+/** @import { Delivery } from './delivery.js' */
+/** @import { DeliveryFile } from './delivery_file.js' */
 /** @import { Entry } from './header.js' */
 /** @import { Kernels } from './kernels.js' */
 /** @import { Network, Part, ReadOptions } from './network.js' */
@@ -18,12 +22,13 @@ import { Findings, Words } from './words.js'
 /**
  * Check everything that the specification requires of a file; throws what is wrong with it.
  * @param {Source} source
- * @param {ReadOptions & {kind?: 'elsa' | 'level'}} [options] what the file has to be
+ * @param {ReadOptions & {kind?: 'elsa' | 'level' | 'delivery'}} [options] what the file has to be; an ELSA file unless told
  * @returns {Promise<{kind: string, digests: number}>} what it is, and how many digests of levels were compared
  */
 export async function validate(source, options = {}) {
   const { kind = 'elsa' } = options
   if (kind === 'level') return { kind, digests: await validateLevelFile(source, options) }
+  if (kind === 'delivery') return { kind, digests: await validateDelivery(await openDelivery(source, options)) }
   return { kind, digests: await validateNetwork(await openNetwork(source, options)) }
 }
 
@@ -91,4 +96,83 @@ function visit(kernels, { header, profile }, entry, findings, lines) {
     words.finish()
     for (const { level, hash } of hashes) lines.get(level)?.set(entry.name, digestLine(entry.name, entry, hash.hashes()))
   }
+}
+
+/**
+ * All parts of a delivery file that are there (ELSA-D-006).
+ * @param {Delivery} delivery
+ * @returns {Promise<number>} of digests compared
+ */
+async function validateDelivery({ files, profile }) {
+  for (const file of files) {
+    try {
+      await about(file.name, () => file.decode(file.partOf('dense')))
+    } catch (error) {
+      if (!(error instanceof ElsaError && error.code === 'Incomplete')) throw error
+    } finally {
+      await file.feed.close()
+    }
+  }
+  const there = Math.min(...files.map(file => file.parts))
+  if (there > profile.levels.length) {
+    // All of it: the source in one piece, which is validated as such.
+    return validateNetwork({
+      profile,
+      metadata: new Map(),
+      parts: files.map(file => {
+        const [, ...data] = file.source()
+        return { ...file, data: async () => new Bytes(data.values(), file.header.size) }
+      }),
+    })
+  }
+  const findings = new Findings()
+  for (const file of files) checkArrays(file, findings)
+  const stated = profile.shard ? [] : profile.levels.filter(({ level, digest }) => digest && level <= there)
+  for (const { level, digest } of stated) {
+    const found = levelDigest(new Map(files.flatMap(file => [...linesOf(file, level)])))
+    if (found !== digest) findings.note(18, 'DigestMismatch', `level ${level} has the digest ${found}, expected ${digest}`)
+  }
+  await about(files.length === 1 ? files[0].name : '', async () => findings.report())
+  return stated.length
+}
+
+/**
+ * What can be said of the tensors of a prefix.
+ * @param {DeliveryFile} file
+ * @param {Findings} findings
+ */
+function checkArrays({ header, profile, arrays, parts, kernels }, findings) {
+  if (!parts) return
+  for (const entry of header.order) {
+    const bytes = arrays.get(entry.name) ?? new Uint8Array(0)
+    if (profile.nested.has(entry.name)) {
+      const words = new Words(entry, profile, findings)
+      words.check(bytes)
+      words.finish(parts)
+    } else if (bytes.length === entry.size) {
+      const stated = profile.checksums.get(entry.name)
+      const found = writeChecksum(xxh3(bytes, 0n, kernels))
+      if (stated && found !== stated) {
+        findings.note(15, 'ChecksumMismatch', `tensor ${show(entry.name)}: checksum ${found}, expected ${stated}`)
+      }
+    }
+  }
+}
+
+/**
+ * The lines of a level's digest.
+ * @param {DeliveryFile} file
+ * @param {number} level
+ * @returns {Map<string, string>}
+ */
+function linesOf(file, level) {
+  const lines = new Map()
+  for (const [name, { dtype, shape, data }] of file.tensors(level, true)) {
+    const bytes = new Uint8Array(data.buffer, data.byteOffset, data.byteLength)
+    const hash = sha256()
+    if (!file.profile.nested.has(name)) hash.update(bytes)
+    const hashes = file.profile.nested.has(name) ? hashNested(file.kernels, dtype, bytes) : [hash.hex()]
+    lines.set(name, digestLine(name, { dtype, shape }, hashes))
+  }
+  return lines
 }

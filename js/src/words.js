@@ -60,13 +60,13 @@ export class Words {
     for (let c = 0; c <= low; c++) this.histogram[c] += histogram[c]
   }
 
-  /** Compare what was counted with what the profile says. */
-  finish() {
+  /** Compare what was counted with what the profile says. @param {number} [last] the last level that is there */
+  finish(last = this.levels) {
     const { entry: { name }, findings, histogram, levels } = this
     const above = histogram.findIndex((count, counter) => counter > levels && count > 0)
     if (above > 0) findings.note(16, 'CounterOutOfRange', `tensor ${show(name)} has the counter ${above}, expected at most ${levels}`)
     let kept = 0
-    for (let t = 1; t <= levels; t++) {
+    for (let t = 1; t <= last; t++) {
       kept += histogram[t]
       if (kept !== this.counts[t - 1]) {
         findings.note(17, 'CountMismatch', `tensor ${show(name)} keeps ${kept} weights at level ${t}, expected ${this.counts[t - 1]}`)
