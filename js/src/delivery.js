@@ -3,14 +3,13 @@ import { readDeliveryHead } from './delivery_head.js'
 import { ElsaError, about, fail, show } from './errors.js'
 import { Feed } from './feed.js'
 import { chooseLevel } from './profile.js'
-import { checkMap, isIndex, joinShards, openAll, readIndex } from './shards.js'
-import { nameOf } from './source.js'
+import { checkMap, joinShards, openAll, readIndex } from './shards.js'
+import { isIndex, nameOf } from './source.js'
 
 /** @import { Tensor } from './data.js' */
 /** @import { FeedOptions } from './feed.js' */
 /** @import { LevelChoice, Profile } from './profile.js' */
-/** @import { Files } from './shards.js' */
-/** @import { Source } from './source.js' */
+/** @import { Files, Source } from './source.js' */
 
 /**
  * @typedef {object} DeliveryOptions

@@ -16,7 +16,7 @@ import { xxh3 } from './xxh3.js'
 
 /**
  * Words of one dtype, of several tensors one after the other (ELSA-D-016), and where they go.
- * @typedef {{type: WordType, entries: Entry[], count: number, words: Words, stored: Set<number>}} Sequence
+ * @typedef {{type: WordType, entries: Entry[], starts: number[], count: number, words: Words, stored: Set<number>}} Sequence
  */
 
 const CODE = 'InvalidDelivery'
@@ -41,6 +41,8 @@ export class DeliveryFile {
     this.arrays = new Map()
     const { order } = head.header
     this.nested = sequences(order.filter(({ name }) => head.profile.nested.has(name)))
+    /** Words of each nested tensor that have a counter. @type {Map<string, Float64Array>} */
+    this.counts = new Map([...head.profile.nested.keys()].map(name => [name, new Float64Array(257)]))
   }
 
   /** The number of the part that completes a level. @param {number | 'dense'} level */
@@ -149,7 +151,40 @@ export class DeliveryFile {
       if (payload.size) fail(CODE, 'a block that is stored has a payload in a later part')
     } else {
       const levels = profile.levels.length
-      if (decoder.nested(payload, piece, type, profile.bits, part > levels ? 0 : part, levels)) stored.add(first)
+      const places = decoder.nested(payload, piece, type, profile.bits, part > levels ? 0 : part, levels)
+      if (!places) stored.add(first)
+      this.count(part, sequence, first, piece, places)
+    }
+  }
+
+  /**
+   * Note how many words of each tensor have which counter.
+   * @param {number} part
+   * @param {Sequence} sequence
+   * @param {number} first word of the block
+   * @param {Words} words
+   * @param {Uint32Array | undefined} places of those of the part; of a stored block there are all
+   */
+  count(part, { entries, starts, type }, first, words, places) {
+    const step = type.bits === 64 ? 2 : 1
+    const end = first + words.length / step
+    let low = 0
+    for (let high = entries.length; high - low > 1;) {
+      const middle = low + high >> 1
+      if (starts[middle] <= first) low = middle
+      else high = middle
+    }
+    for (let at = 0; low < entries.length && starts[low] < end; low++) {
+      const limit = low + 1 < entries.length ? starts[low + 1] - first : Infinity
+      const counts = /** @type {Float64Array} */ (this.counts.get(entries[low].name))
+      if (places) {
+        const before = at
+        if (limit >= end - first) at = places.length
+        else while (at < places.length && places[at] < limit) at++
+        counts[part] += at - before
+      } else {
+        for (; at < Math.min(limit, end - first); at++) counts[words[at * step] & 2 ** this.profile.bits - 1]++
+      }
     }
   }
 
@@ -179,6 +214,7 @@ export class DeliveryFile {
   /** Forget what a part brought that did not arrive whole. @param {number} part */
   undo(part) {
     for (const { name } of this.plainEntries(part)) this.arrays.delete(name)
+    for (const counts of this.counts.values()) counts.fill(0, part === 1 ? 0 : part, part === 1 ? 257 : part + 1)
     const { block, profile } = this.head
     const low = 2 ** profile.bits - 1
     for (const { type, words, stored } of this.nested) {
@@ -205,7 +241,8 @@ export class DeliveryFile {
       if (isReserved(name)) continue
       const stored = this.arrays.get(storedName(profile, name, level)) ?? new Uint8Array(0)
       const target = copy ? new Uint8Array(allocate(size)) : stored
-      if (copy || profile.nested.has(name)) this.copyLevel(stored, target, profile.nested.has(name) ? FLOATS[dtype].width : 0, level)
+      const holdsMore = profile.nested.has(name) && (this.parts !== this.partOf(level) || this.nested.some(({ stored }) => stored.size))
+      if (copy || holdsMore) this.copyLevel(stored, target, holdsMore ? FLOATS[dtype].width : 0, level)
       const Type = DTYPES[dtype][1]
       const width = /** @type {any} */ (Type).BYTES_PER_ELEMENT
       // @ts-expect-error all of these arrays take a place and a length
@@ -231,17 +268,12 @@ export class DeliveryFile {
 
   /** Compare the words of a level with the counts of the profile (ELSA-D-024). @param {number | 'dense'} level */
   checkCounts(level) {
-    const { profile } = this.head
-    const t = level === 'dense' ? profile.levels.length : level
-    const low = 2 ** profile.bits - 1
-    for (const { type, entries, words } of this.nested) {
-      const step = type.bits === 64 ? 2 : 1
-      let at = 0
-      for (const { name, elements } of entries) {
-        let kept = 0
-        for (const end = at + elements * step; at < end; at += step) kept += ((words[at] & low) - 1 >>> 0) < t ? 1 : 0
-        const stated = /** @type {number[]} */ (profile.nested.get(name))[t - 1]
-        if (kept !== stated) fail('CountMismatch', `tensor ${show(name)} keeps ${kept} weights at level ${t}, expected ${stated}`)
+    const last = level === 'dense' ? this.profile.levels.length : level
+    for (const [name, stated] of this.profile.nested) {
+      let kept = 0
+      for (let t = 1; t <= last; t++) {
+        kept += /** @type {Float64Array} */ (this.counts.get(name))[t]
+        if (kept !== stated[t - 1]) fail('CountMismatch', `tensor ${show(name)} keeps ${kept} weights at level ${t}, expected ${stated[t - 1]}`)
       }
     }
   }
@@ -267,10 +299,11 @@ function sequences(entries) {
     if (!entry.elements) continue
     const bits = Math.max(8, DTYPES[entry.dtype][0])
     const sequence = found.get(entry.dtype) ?? {
-      type: { bits, mantissa: FLOATS[entry.dtype]?.mantissa ?? -1 }, entries: [], count: 0, words: new Uint8Array(0), stored: new Set(),
+      type: { bits, mantissa: FLOATS[entry.dtype]?.mantissa ?? -1 }, entries: [], starts: [], count: 0, words: new Uint8Array(0), stored: new Set(),
     }
     found.set(entry.dtype, sequence)
     sequence.entries.push(entry)
+    sequence.starts.push(sequence.count)
     sequence.count += 8 * entry.size / bits
   }
   return [...found.values()]

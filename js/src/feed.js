@@ -89,10 +89,10 @@ export class Feed {
     }
     if (begin >= end) return
     if (typeof source === 'string' || source instanceof URL) yield* this.kept(begin, this.request(source, begin, end, signal))
-    else if (size !== undefined) {
-      const blob = source instanceof Blob ? source : new Blob([/** @type {any} */ (source)])
-      yield* chunks(blob.slice(begin, end).stream())
-    } else {
+    else if (source instanceof ArrayBuffer) yield new Uint8Array(source).subarray(begin, end)
+    else if (ArrayBuffer.isView(source)) yield new Uint8Array(source.buffer, source.byteOffset, source.byteLength).subarray(begin, end)
+    else if (size !== undefined) yield* chunks(/** @type {Blob} */ (source).slice(begin, end).stream())
+    else {
       const bytes = await openBytes(source)
       // A stream cannot start anywhere else; what is there already is passed over.
       yield* this.kept(begin, skip(bytes, begin))

@@ -82,6 +82,7 @@ function checkEntry(name, entry) {
 /** @param {string} name @param {Map<string, any>} entry */
 function place(name, entry) {
   const [dtype, shape] = [entry.get('dtype'), entry.get('shape')]
+  /** @type {bigint[]} */
   const [begin, end] = entry.get('data_offsets').map(BigInt)
   const bits = BigInt(DTYPES[dtype][0])
   const elements = countElements(shape, bits)

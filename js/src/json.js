@@ -3,7 +3,7 @@ import { fail, show } from './errors.js'
 /**
  * A JSON value as restricted JSON has it (elsa-1.0.md §3.2). Objects are Maps, so that no name is special. Integers above
  * 2^53 − 1, which only headers hold, are bigints; a number that was written with a fraction or an exponent is a `Real`.
- * @typedef {null | boolean | number | bigint | string | Real | Json[] | Map<string, any>} Json
+ * @typedef {null | boolean | number | bigint | string | Real | any[] | Map<string, any>} Json
  */
 
 /** A number that is not an integer as it was written: 1.0, 1e3. */

@@ -7,8 +7,8 @@ import { BLOCK, makeKernels } from './kernels.js'
 import { matrixOf } from './csr.js'
 import { readLevelDocument, readLevelFields } from './level_document.js'
 import { sha256 } from './sha256.js'
-import { checkMap, isIndex, openAll, readIndex } from './shards.js'
-import { nameOf, openBytes } from './source.js'
+import { checkMap, openAll, readIndex } from './shards.js'
+import { isIndex, nameOf, openBytes } from './source.js'
 
 /** @import { Tensor } from './data.js' */
 /** @import { Header } from './header.js' */

@@ -6,7 +6,7 @@ import { chooseLevel, isReserved, storedName } from './profile.js'
 
 /** @import { Tensor, Visitor } from './data.js' */
 /** @import { Entry } from './header.js' */
-/** @import { Network, Part, ReadOptions } from './network.js' */
+/** @import { Network, ReadOptions } from './network.js' */
 /** @import { LevelChoice, Profile } from './profile.js' */
 /** @import { Source } from './source.js' */
 
@@ -42,7 +42,7 @@ export async function inspect(source, options = {}) {
 export async function load(source, options) {
   const network = await openNetwork(source, options)
   const tensors = new Map()
-  const level = await readLevel(network, options, (part, entry, name) => {
+  const level = await readLevel(network, options, (entry, name) => {
     const tensor = makeTensor(entry)
     tensors.set(name, tensor)
     const target = bytesOf(tensor)
@@ -66,9 +66,9 @@ export async function loadImage(source, options) {
   const image = new Uint8Array(allocate(start + header.size))
   new DataView(image.buffer).setBigUint64(0, BigInt(header.bytes.length), true)
   image.set(header.bytes, 8)
-  await readLevel(network, options, (part, entry, name) => {
+  await readLevel(network, options, (entry, name) => {
     // A variant is wanted in the place of its plain name.
-    const { begin } = /** @type {Entry} */ (header.tensors.get(name))
+    const { begin } = header.tensors.get(name) ?? entry
     return (piece, at) => image.set(piece, start + begin + at)
   })
   return image
@@ -78,7 +78,7 @@ export async function loadImage(source, options) {
  * Read all data of a network, and hand out what a level has of it.
  * @param {Network} network
  * @param {LoadOptions} options
- * @param {(part: Part, entry: Entry, name: string) => Visitor} take gets the stored tensor, its name in the level, and then the pieces
+ * @param {(entry: Entry, name: string) => Visitor} take gets the stored tensor, its name in the level, and then the pieces
  * @returns {Promise<number | 'dense'>}
  */
 async function readLevel(network, { level: choice, verify = true }, take) {
@@ -103,7 +103,7 @@ async function readLevel(network, { level: choice, verify = true }, take) {
         await readData(bytes, header, kernels, verify ? profile.checksums : new Map(), entry => {
           const name = wanted.get(entry.name)
           if (name === undefined) return undefined
-          const visitor = take(part, entry, name)
+          const visitor = take(entry, name)
           const mask = masker(kernels, profile, entry, level)
           return mask ? (piece, at) => (mask(piece), visitor(piece, at)) : visitor
         })

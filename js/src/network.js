@@ -2,13 +2,11 @@ import { checkSize } from './data.js'
 import { about } from './errors.js'
 import { readHeader } from './header.js'
 import { readProfile } from './profile.js'
-import { isIndex, openShards } from './shards.js'
-import { nameOf, openBytes } from './source.js'
+import { isIndex, nameOf, openBytes } from './source.js'
 
 /** @import { Header } from './header.js' */
 /** @import { Profile } from './profile.js' */
-/** @import { Bytes, Source } from './source.js' */
-/** @import { Files } from './shards.js' */
+/** @import { Bytes, Files, Source } from './source.js' */
 
 /**
  * @typedef {object} ReadOptions
@@ -37,7 +35,11 @@ import { nameOf, openBytes } from './source.js'
  * @returns {Promise<Network>}
  */
 export async function openNetwork(source, options) {
-  if (isIndex(source, options)) return openShards(source, options, openPart)
+  if (isIndex(source, options)) {
+    // Few networks are in shards; the others do without this module.
+    const { openShards } = await import('./shards.js')
+    return openShards(source, options, openPart)
+  }
   const part = await openPart(source, nameOf(source), options)
   const metadata = new Map([...part.header.metadata].filter(([key]) => key !== 'elsa' && key !== 'elsa_level'))
   return { profile: part.profile, metadata, parts: [part] }

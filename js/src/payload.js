@@ -13,7 +13,10 @@ const CODE = 'InvalidDelivery'
 export class Decoder {
   /** @param {number} most words of a block */
   constructor(most) {
+    /** Where the words are that no part has described; before part 1 that is everywhere. */
     this.left = new Uint32Array(most)
+    this.everywhere = new Uint32Array(most)
+    for (let i = 0; i < most; i++) this.everywhere[i] = i
     this.places = new Uint32Array(most)
     this.stream = new Uint8Array(most)
     this.distances = new Uint8Array(most)
@@ -29,8 +32,7 @@ export class Decoder {
    */
   plain(payload, words, type) {
     const count = words.length / (type.bits === 64 ? 2 : 1)
-    for (let i = 0; i < count; i++) this.places[i] = i
-    this.values(payload, words, type, count, this.places, 0, 0)
+    this.values(payload, words, type, count, this.everywhere, 0, 0)
     payload.end()
   }
 
@@ -42,40 +44,37 @@ export class Decoder {
    * @param {number} tau
    * @param {number} part 1…T, or 0 for the dense part
    * @param {number} levels T
-   * @returns {boolean} whether the block is stored, so that all of its words are there now
+   * @returns {Uint32Array | undefined} the places of the words; nothing if the block is stored, so that all of them are there
    */
   nested(payload, words, type, tau, part, levels) {
-    const count = this.findLeft(words, type)
+    if (!payload.size && part) return this.left.subarray(0, 0)
+    const left = part === 1 ? this.everywhere : this.left
+    const count = part === 1 ? words.length / (type.bits === 64 ? 2 : 1) : this.findLeft(words, type)
     if (!payload.size) {
-      if (part === 0 && count) fail(CODE, `${count} words that no part describes`)
-      return false
+      if (count) fail(CODE, `${count} words that no part describes`)
+      return left.subarray(0, 0)
     }
     const kept = payload.varint()
     const mode = payload.byte()
     if (mode === 4 && part === 1) {
       this.stored(payload, words, type, tau, kept, levels)
-      return true
+      return undefined
     }
     if (kept < 1 || kept > count || part === 0 && kept < count) fail(CODE, `${kept} words of ${count} that are left`)
-    this.values(payload, words, type, kept, this.positions(payload, mode, kept, count), tau, part)
+    const places = this.positions(payload, mode, kept, left, count)
+    this.values(payload, words, type, kept, places, tau, part)
     payload.end()
-    return false
+    return places.subarray(0, kept)
   }
 
   /** @param {Words} words @param {WordType} type @returns {number} how many words are not described yet */
   findLeft(words, { bits }) {
     const { left } = this
     let count = 0
-    if (bits === 64) {
-      for (let i = 0; i < words.length; i += 2) {
-        left[count] = i >> 1
-        count += words[i] | words[i + 1] ? 0 : 1
-      }
-    } else {
-      for (let i = 0; i < words.length; i++) {
-        left[count] = i
-        count += words[i] ? 0 : 1
-      }
+    const { length } = words
+    const step = bits === 64 ? 2 : 1
+    for (let i = 0; i < length; i += step) {
+      if (!words[i] && (step === 1 || !words[i + 1])) left[count++] = i / step
     }
     return count
   }
@@ -85,11 +84,12 @@ export class Decoder {
    * @param {Payload} payload
    * @param {number} mode
    * @param {number} kept
+   * @param {Uint32Array} left
    * @param {number} count of words that are left
    * @returns {Uint32Array}
    */
-  positions(payload, mode, kept, count) {
-    const { left, places, stream } = this
+  positions(payload, mode, kept, left, count) {
+    const { places, stream } = this
     if (mode === 0 && kept === count) return left
     let found = 0
     if (mode === 3) {

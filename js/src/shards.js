@@ -5,24 +5,10 @@ import { nameOf, openBytes } from './source.js'
 import { compareText, writeJson } from './written.js'
 
 /** @import { Network, Part, ReadOptions } from './network.js' */
-/** @import { Source } from './source.js' */
-
-/**
- * The file of a name that stands beside the index; nothing if there is none. It is asked for more than once.
- * @typedef {(name: string) => Source | undefined | Promise<Source | undefined>} Files
- */
+/** @import { Files, Source } from './source.js' */
 
 const CODE = 'InvalidIndex'
 const LIMIT = 100_000_000
-
-/**
- * Whether a source is the index of shards rather than a file.
- * @param {Source} source
- * @param {{files?: Files}} options
- */
-export function isIndex(source, options) {
-  return Boolean(options.files) || (typeof source === 'string' || source instanceof URL) && nameOf(source).endsWith('.index.json')
-}
 
 /**
  * The index by itself (elsa-1.0.md §10.1).

@@ -7,6 +7,11 @@ import { fail } from './errors.js'
  */
 
 /**
+ * The file of a name that stands beside the index; nothing if there is none. It is asked for more than once.
+ * @typedef {(name: string) => Source | undefined | Promise<Source | undefined>} Files
+ */
+
+/**
  * What to call a source in messages.
  * @param {Source} source
  * @returns {string}
@@ -15,6 +20,15 @@ export function nameOf(source) {
   if (typeof source === 'string' || source instanceof URL) return String(source).replace(/[?#].*/s, '')
   const name = /** @type {any} */ (source)?.name ?? /** @type {any} */ (source)?.url
   return typeof name === 'string' ? name : ''
+}
+
+/**
+ * Whether a source is the index of shards rather than a file.
+ * @param {Source} source
+ * @param {{files?: Files}} options
+ */
+export function isIndex(source, options) {
+  return Boolean(options.files) || (typeof source === 'string' || source instanceof URL) && nameOf(source).endsWith('.index.json')
 }
 
 /** Bytes front to back, however many the source gives at a time. */
@@ -32,7 +46,7 @@ export class Bytes {
     /** How many bytes were taken. */
     this.at = 0
     /** What was read and not yet taken. */
-    this.rest = new Uint8Array(0)
+    this.rest = /** @type {Uint8Array} */ (new Uint8Array(0))
   }
 
   /** Have at least one byte, unless the source has ended. @returns {Promise<boolean>} */
@@ -128,7 +142,7 @@ export async function openBytes(source, options = {}) {
   if (typeof Blob !== 'undefined' && source instanceof Blob) return new Bytes(chunks(source.stream()), source.size, options)
   if ('getReader' in source) return new Bytes(chunks(source), undefined, options)
   if (Symbol.asyncIterator in source) return new Bytes(source[Symbol.asyncIterator](), undefined, options)
-  return new Bytes(source[Symbol.iterator](), undefined, options)
+  return new Bytes(/** @type {Iterable<Uint8Array>} */ (source)[Symbol.iterator](), undefined, options)
 }
 
 /**

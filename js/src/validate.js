@@ -69,7 +69,7 @@ export async function validateNetwork({ profile, parts }) {
  * @param {Map<number, Map<string, string>>} lines
  * @returns {Visitor}
  */
-function visit(kernels, { header, profile }, entry, findings, lines) {
+function visit(kernels, { profile }, entry, findings, lines) {
   if (!profile.nested.has(entry.name)) {
     const owners = [...lines.keys()].filter(level => isReserved(entry.name) ? entry.name.startsWith(`__elsa__.${level}.`)
       : storedName(profile, entry.name, level) === entry.name)
