@@ -54,6 +54,11 @@ export class Csr {
   async add(bits, first, count) {
     const { pointers, indices, columns } = this
     for (let i = 0; i < count; i++) {
+      // Eight elements at once where none is kept and no row begins.
+      if (!(i & 7) && !bits[i >> 3] && this.next - first > i + 7) {
+        i += 7
+        continue
+      }
       const element = first + i
       if (element === this.next) {
         pointers.values[pointers.count++] = this.kept

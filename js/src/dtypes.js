@@ -18,13 +18,13 @@ export const DTYPES = {
 }
 
 /**
- * Dtypes that can carry counters (§4.1): bytes of a word, bits of the mantissa.
- * @type {Record<string, {width: 2 | 4 | 8, mantissa: number}>}
+ * Dtypes that can carry counters (§4.1): bytes of a word, bits of the mantissa, the word of +Inf.
+ * @type {Record<string, {width: 2 | 4 | 8, mantissa: number, infinite: bigint}>}
  */
 export const FLOATS = {
   __proto__: /** @type {any} */ (null),
-  F32: { width: 4, mantissa: 23 },
-  BF16: { width: 2, mantissa: 7 },
-  F16: { width: 2, mantissa: 10 },
-  F64: { width: 8, mantissa: 52 },
+  F32: { width: 4, mantissa: 23, infinite: 0x7f800000n },
+  BF16: { width: 2, mantissa: 7, infinite: 0x7f80n },
+  F16: { width: 2, mantissa: 10, infinite: 0x7c00n },
+  F64: { width: 8, mantissa: 52, infinite: 0x7ff0000000000000n },
 }

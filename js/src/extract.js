@@ -5,7 +5,7 @@ import { about, fail, show } from './errors.js'
 import { makeKernels } from './kernels.js'
 import { openNetwork } from './network.js'
 import { chooseLevel, isReserved, storedName } from './profile.js'
-import { Findings, Words } from './words.js'
+import { Findings, checkCount, checkWords } from './words.js'
 import { compareText, writeJson } from './written.js'
 
 /** @import { Visitor } from './data.js' */
@@ -110,12 +110,12 @@ export async function extractTo(source, write, options, begin) {
  */
 function sparse(kernels, { profile }, entry, level, at, write, findings) {
   const { width } = FLOATS[entry.dtype]
-  const words = new Words(entry, profile, findings)
-  const most = words.counts[level - 1] * width
-  const csr = at.length === 3 ? new Csr(entry, words.counts[level - 1], at, write) : undefined
+  const counts = /** @type {number[]} */ (profile.nested.get(entry.name))
+  const most = counts[level - 1] * width
+  const csr = at.length === 3 ? new Csr(entry, counts[level - 1], at, write) : undefined
   let done = 0
   return async (piece, offset) => {
-    words.check(piece)
+    checkWords(kernels, entry, profile, piece.length, findings)
     kernels.mask(width, piece.length, 2 ** profile.bits - 1, level)
     const size = kernels.compact(width, piece.length)
     const bits = kernels.bits.subarray(0, Math.ceil(piece.length / width / 8))
@@ -125,7 +125,7 @@ function sparse(kernels, { profile }, entry, level, at, write, findings) {
     else await write(bits, at[0] + offset / width / 8)
     await write(kernels.values.subarray(0, room), at[at.length - 1] + done)
     done += size
-    if (offset + piece.length === entry.size) words.finish()
+    if (offset + piece.length === entry.size) checkCount(entry, profile, level, done / width, findings)
   }
 }
 

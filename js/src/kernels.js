@@ -14,6 +14,8 @@ import { WASM } from './wasm.js'
  * @property {(count: number) => void} stripes XXH3 over the first so many stripes of 64 bytes of the block
  * @property {(width: 2|4|8, bytes: number, low: number, level: number) => void} mask words to a level, in place; `low`
  *   has the counter's bits set
+ * @property {(width: 2|4|8, bytes: number, low: number, levels: number, infinite: bigint) => number} check words: 1 if one
+ *   is Inf or NaN, whose bits `infinite` has, 2 if one has a counter above `levels`, 3 if both
  * @property {(width: 2|4|8, bytes: number) => number} compact the words that are not zero to `values`, and a bit for each
  *   word to `bits`; gives the bytes of the values
  */
@@ -47,11 +49,15 @@ export function makeKernels() {
   const masks = { 2: wasm.mask2, 4: wasm.mask4, 8: wasm.mask8 }
   /** @type {Record<number, Function>} */
   const compacts = { 2: wasm.compact2, 4: wasm.compact4, 8: wasm.compact8 }
+  /** @type {Record<number, Function>} */
+  const checks = { 2: wasm.check2, 4: wasm.check4, 8: wasm.check8 }
   return {
     kind: 'wasm',
     ...views,
     stripes,
     mask: (width, bytes, low, level) => masks[width](bytes, low, level),
+    check: (width, bytes, low, levels, infinite) =>
+      checks[width](bytes, low, levels, width === 8 ? infinite : Number(infinite)),
     compact: (width, bytes) => compacts[width](bytes / width),
   }
 }
@@ -74,7 +80,7 @@ function instantiate() {
 /**
  * The same in plain JavaScript.
  * @param {ArrayBuffer} buffer
- * @returns {Pick<Kernels, 'stripes' | 'mask' | 'compact'>}
+ * @returns {Pick<Kernels, 'stripes' | 'mask' | 'check' | 'compact'>}
  */
 function plain(buffer) {
   const words = {
@@ -142,6 +148,20 @@ function plain(buffer) {
     }
   }
 
+  /** @type {Kernels['check']} */
+  function check(width, bytes, low, levels, infinite) {
+    const [block] = words[width === 2 ? 2 : 4]
+    const step = width === 8 ? 2 : 1
+    const end = bytes / width * step
+    const all = Number(width === 8 ? infinite >> 32n : infinite)
+    let found = 0
+    for (let i = 0; i < end; i += step) {
+      if ((block[i + step - 1] & all) === all) found |= 1
+      if ((block[i] & low) > levels) found |= 2
+    }
+    return found
+  }
+
   /** @type {Kernels['compact']} */
   function compact(width, bytes) {
     const [block, values] = words[width === 2 ? 2 : 4]
@@ -160,5 +180,5 @@ function plain(buffer) {
     return kept * width / step
   }
 
-  return { stripes, mask, compact }
+  return { stripes, mask, check, compact }
 }

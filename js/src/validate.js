@@ -1,14 +1,15 @@
 import { readData } from './data.js'
-import { NestedHash, digestLine, levelDigest } from './digest.js'
 import { openDelivery } from './delivery.js'
+import { NestedHash, digestLine, levelDigest } from './digest.js'
+import { FLOATS } from './dtypes.js'
 import { ElsaError, about, show } from './errors.js'
-import { makeKernels } from './kernels.js'
+import { BLOCK, makeKernels } from './kernels.js'
 import { hashNested, validateLevelFile } from './level_file.js'
 import { openNetwork } from './network.js'
 import { isReserved, storedName } from './profile.js'
 import { sha256 } from './sha256.js'
 import { Bytes } from './source.js'
-import { Findings, Words } from './words.js'
+import { Findings, checkCount, checkWords } from './words.js'
 import { writeChecksum, xxh3 } from './xxh3.js'
 
 /** @import { Visitor } from './data.js' */
@@ -82,19 +83,22 @@ function visit(kernels, { profile }, entry, findings, lines) {
       for (const level of owners) lines.get(level)?.set(name, line)
     }
   }
-  const words = new Words(entry, profile, findings)
+  const { width } = FLOATS[entry.dtype]
   const low = 2 ** profile.bits - 1
+  const levels = profile.levels.map(({ level }) => ({ level, kept: 0, hash: lines.has(level) ? new NestedHash(kernels, entry.dtype) : undefined }))
   // From the last level down each is what the one before leaves over, in place.
-  const hashes = [...lines.keys()].sort((a, b) => b - a).map(level => ({ level, hash: new NestedHash(kernels, entry.dtype) }))
+  levels.reverse()
   return (piece, at) => {
-    words.check(piece)
-    for (const { level, hash } of hashes) {
-      kernels.mask(words.width, piece.length, low, level)
-      hash.update(piece.length)
+    checkWords(kernels, entry, profile, piece.length, findings)
+    for (const one of levels) {
+      kernels.mask(width, piece.length, low, one.level)
+      one.kept += one.hash ? one.hash.update(piece.length) : kernels.compact(width, piece.length) / width
     }
     if (at + piece.length < entry.size) return
-    words.finish()
-    for (const { level, hash } of hashes) lines.get(level)?.set(entry.name, digestLine(entry.name, entry, hash.hashes()))
+    for (const { level, kept, hash } of levels) {
+      checkCount(entry, profile, level, kept, findings)
+      if (hash) lines.get(level)?.set(entry.name, digestLine(entry.name, entry, hash.hashes()))
+    }
   }
 }
 
@@ -141,14 +145,21 @@ async function validateDelivery({ files, profile }) {
  * @param {DeliveryFile} file
  * @param {Findings} findings
  */
-function checkArrays({ header, profile, arrays, parts, kernels }, findings) {
+function checkArrays({ header, profile, arrays, counts, parts, kernels }, findings) {
   if (!parts) return
   for (const entry of header.order) {
     const bytes = arrays.get(entry.name) ?? new Uint8Array(0)
     if (profile.nested.has(entry.name)) {
-      const words = new Words(entry, profile, findings)
-      words.check(bytes)
-      words.finish(parts)
+      for (let at = 0; at < bytes.length; at += BLOCK) {
+        const piece = bytes.subarray(at, at + BLOCK)
+        kernels.block.set(piece)
+        checkWords(kernels, entry, profile, piece.length, findings)
+      }
+      let kept = 0
+      for (let level = 1; level <= parts; level++) {
+        kept += counts.get(entry.name)?.[level] ?? 0
+        checkCount(entry, profile, level, kept, findings)
+      }
     } else if (bytes.length === entry.size) {
       const stated = profile.checksums.get(entry.name)
       const found = writeChecksum(xxh3(bytes, 0n, kernels))

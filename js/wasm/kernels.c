@@ -55,6 +55,29 @@ MASK(2, i16x8, i16x8)
 MASK(4, i32x4, i32x4)
 MASK(8, i64x2, i64x2)
 
+// What is wrong with the words of the block: 1 if one is Inf or NaN, 2 if one has a counter above `levels`.
+#define CHECK(width, lanes, word_t)                                                               \
+  EXPORT("check" #width) uint32_t check##width(uint32_t bytes, uint32_t low, uint32_t levels, word_t infinite) { \
+    v128_t bad = wasm_i32x4_const_splat(0), above = bad;                                          \
+    for (uint32_t at = BLOCK; at < BLOCK + bytes; at += 16) {                                     \
+      v128_t word = wasm_v128_load((void *)at);                                                   \
+      if (at + 16 > BLOCK + bytes) word = last_vector(word, BLOCK + bytes - at);                  \
+      v128_t all = wasm_##lanes##_splat(infinite);                                                \
+      bad = wasm_v128_or(bad, wasm_##lanes##_eq(wasm_v128_and(word, all), all));                  \
+      above = wasm_v128_or(above, wasm_##lanes##_gt(wasm_v128_and(word, wasm_##lanes##_splat(low)), \
+                                                    wasm_##lanes##_splat(levels)));               \
+    }                                                                                             \
+    return wasm_v128_any_true(bad) | (uint32_t)wasm_v128_any_true(above) << 1;                    \
+  }
+// Only what belongs to the block of a vector that reaches beyond it.
+static v128_t last_vector(v128_t word, uint32_t bytes) {
+  const v128_t lanes = wasm_i8x16_const(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  return wasm_v128_and(word, wasm_i8x16_gt(wasm_i8x16_splat((int8_t)bytes), lanes));
+}
+CHECK(2, i16x8, uint32_t)
+CHECK(4, i32x4, uint32_t)
+CHECK(8, i64x2, uint64_t)
+
 // The words of the block that are not zero, one after the other, and a bit for each word, from the lowest bit on.
 // A value is always written, and kept by moving on.
 #define COMPACT(width, word_t)                                                                    \
