@@ -121,13 +121,11 @@ export async function openDelivery(source, options = {}) {
     return new Delivery([file], file.profile, new Map(metadata))
   }
   const index = await readIndex(source, options)
-  const files = await openAll(index, (shard, name) => openFile(shard, name, {}).catch(error => {
-    if (error instanceof ElsaError && error.code === 'NotElsa') return name
+  const shards = await openAll(index, (shard, name) => openFile(shard, name, {}).catch(error => {
+    if (error instanceof ElsaError && error.code === 'NotElsa') fail('InvalidIndex', `${show(name)} is no delivery file`)
     throw error
   }))
   return about(nameOf(source), async () => {
-    for (const file of files) if (typeof file === 'string') fail('InvalidIndex', `${show(file)} is no delivery file`)
-    const shards = /** @type {DeliveryFile[]} */ (files)
     checkMap(index, shards)
     const { parts, profile, metadata } = joinShards(shards)
     return new Delivery(parts, profile, metadata)
