@@ -1,8 +1,9 @@
+import { allocate, bytesOf } from './data.js'
 import { DeliveryFile } from './delivery_file.js'
 import { readDeliveryHead } from './delivery_head.js'
 import { ElsaError, about, fail, show } from './errors.js'
 import { Feed } from './feed.js'
-import { chooseLevel } from './profile.js'
+import { chooseLevel, isReserved } from './profile.js'
 import { checkMap, joinShards, openAll, readIndex } from './shards.js'
 import { isIndex, nameOf } from './source.js'
 
@@ -36,6 +37,12 @@ export class Delivery {
   bytes(choice) {
     const level = chooseLevel(this.profile, choice)
     return this.files.reduce((sum, file) => sum + file.head.ends[file.partOf(level)], 0)
+  }
+
+  /** What every network of the file consists of: dtype, shape and bytes of each tensor, as `inspect` gives them. */
+  get tensors() {
+    return new Map(this.files.flatMap(file => [...file.header.tensors.values()]).filter(({ name }) => !isReserved(name))
+      .map(({ name, dtype, shape, size }) => [name, { dtype, shape: /** @type {number[]} */ (shape), size }]))
   }
 
   /** The version of the file on the server, to be given to `openDelivery` with the bytes that were saved. */
@@ -81,6 +88,25 @@ export class Delivery {
       yield this.load(level, options)
     }
     if (last === 'dense') yield this.load(last, options)
+  }
+
+  /**
+   * A level laid out like the ELSA file, as `loadImage` gives it.
+   * @param {LevelChoice} choice
+   * @param {DeliveryOptions} [options]
+   * @returns {Promise<Uint8Array<ArrayBuffer>>}
+   */
+  async image(choice, options) {
+    const [{ head: { source, header } }, ...others] = this.files
+    if (others.length) fail('InvalidOption', 'an image is of one file, not of shards')
+    const { tensors } = await this.load(choice, options)
+    const image = new Uint8Array(allocate(source.length + header.size))
+    image.set(source)
+    for (const { name, begin } of header.order) {
+      const tensor = tensors.get(name)
+      if (tensor) image.set(bytesOf(tensor), source.length + begin)
+    }
+    return image
   }
 
   /** The ELSA file that was made into this, byte for byte. @param {DeliveryOptions} [options] @returns {AsyncGenerator<Uint8Array>} */
