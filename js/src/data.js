@@ -29,7 +29,6 @@ import { Xxh3, writeChecksum } from './xxh3.js'
  * @param {(entry: Entry) => Visitor | undefined} visit
  */
 export async function readData(bytes, header, kernels, checksums, visit) {
-  checkSize(header, bytes.size === undefined ? undefined : bytes.size - bytes.at)
   for (const entry of header.order) {
     const visitor = visit(entry)
     const stated = checksums.get(entry.name)
@@ -47,12 +46,12 @@ export async function readData(bytes, header, kernels, checksums, visit) {
       fail('ChecksumMismatch', `tensor ${show(entry.name)}: checksum ${writeChecksum(hash.value)}, expected ${stated}`)
     }
   }
-  if (await bytes.more()) fail('TrailingData', `bytes follow the ${header.size} of the data section`)
+  if (await bytes.more()) checkSize(header, header.size + bytes.rest.length)
 }
 
 /**
  * @param {Header} header
- * @param {number | undefined} size of the data section, if it is known
+ * @param {number} [size] of the data section, as far as it is known
  */
 export function checkSize(header, size = header.size) {
   if (size < header.size) fail('Truncated', `${size} bytes of data, expected ${header.size}`)

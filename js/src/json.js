@@ -52,7 +52,7 @@ export function parseJson(source, what, header = false) {
     for (;;) {
       const c = text.charCodeAt(at)
       if (c === 34) return result + text.slice(start, at++)
-      if (!(c >= 32)) invalid('the end of a string, no control character')
+      if (!(c >= 32)) invalid('no control character')
       if (c === 92) {
         result += text.slice(start, at++)
         result += escape()

@@ -44,21 +44,14 @@ export function makeKernels() {
     secret: new Uint8Array(buffer, SECRET, 192),
   }
   if (!wasm) return { kind: 'plain', ...views, ...plain(buffer) }
-  const { stripes } = wasm
-  /** @type {Record<number, Function>} */
-  const masks = { 2: wasm.mask2, 4: wasm.mask4, 8: wasm.mask8 }
-  /** @type {Record<number, Function>} */
-  const compacts = { 2: wasm.compact2, 4: wasm.compact4, 8: wasm.compact8 }
-  /** @type {Record<number, Function>} */
-  const checks = { 2: wasm.check2, 4: wasm.check4, 8: wasm.check8 }
   return {
     kind: 'wasm',
     ...views,
-    stripes,
-    mask: (width, bytes, low, level) => masks[width](bytes, low, level),
+    stripes: wasm.stripes,
+    mask: (width, bytes, low, level) => wasm[`mask${width}`](bytes, low, level),
     check: (width, bytes, low, levels, infinite) =>
-      checks[width](bytes, low, levels, width === 8 ? infinite : Number(infinite)),
-    compact: (width, bytes) => compacts[width](bytes / width),
+      wasm[`check${width}`](bytes, low, levels, width === 8 ? infinite : Number(infinite)),
+    compact: (width, bytes) => wasm[`compact${width}`](bytes / width),
   }
 }
 

@@ -122,7 +122,7 @@ async function readStored(source, name, options, check = true) {
     try {
       const header = await readHeader(bytes)
       const document = readLevelDocument(header)
-      checkSize(header, bytes.size === undefined ? undefined : bytes.size - bytes.at)
+      checkSize(header, bytes.left())
       const stored = new Map()
       await readData(bytes, header, makeKernels(), new Map(), entry => {
         const tensor = makeTensor(entry)

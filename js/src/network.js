@@ -57,7 +57,7 @@ async function openPart(source, name, options) {
     try {
       const header = await readHeader(bytes)
       const profile = readProfile(header)
-      checkSize(header, bytes.size === undefined ? undefined : bytes.size - bytes.at)
+      checkSize(header, bytes.left())
       return { name, header, profile, data: async () => bytes }
     } catch (error) {
       await bytes.close()

@@ -49,13 +49,18 @@ export class Bytes {
     this.rest = /** @type {Uint8Array} */ (new Uint8Array(0))
   }
 
+  /** How many bytes there are still, where it is known. */
+  left() {
+    return this.size === undefined ? undefined : this.size - this.at
+  }
+
   /** Have at least one byte, unless the source has ended. @returns {Promise<boolean>} */
   async more() {
     while (!this.rest.length) {
       this.signal?.throwIfAborted()
       const { done, value } = await this.iterator.next()
       if (done) return false
-      if (!(value instanceof Uint8Array)) throw new TypeError(`a source gave ${typeof value}, expected Uint8Array`)
+      if (!(value instanceof Uint8Array)) throw TypeError(`a source gave ${typeof value}, expected Uint8Array`)
       this.rest = value
       this.onProgress?.(this.at + value.length, this.size)
     }

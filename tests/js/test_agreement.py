@@ -26,13 +26,57 @@ from spec import plain_delivery, plain_elsa
 
 VALID = [vector for vector in read_manifest(COMMITTED) if vector["verdict"] == "valid"]
 PIECES = (
-    *('{"a":1}', '{"a":{"b":[1,2,{}]}}', '{"é":"\\u00e9","__proto__":{"x":0}}', '{"10":1,"9":2,"":3}'),
-    *('{"a":9007199254740993}', '{"a":9223372036854775807}', '{"a":-0}', '{"a":1e400}', '{"a":1.0}'),
+    *(
+        '{"a":1}',
+        '{"a":{"b":[1,2,{}]}}',
+        '{"é":"\\u00e9","__proto__":{"x":0}}',
+        '{"10":1,"9":2,"":3}',
+    ),
+    *(
+        '{"a":9007199254740993}',
+        '{"a":9223372036854775807}',
+        '{"a":-0}',
+        '{"a":1e400}',
+        '{"a":1.0}',
+    ),
     *('{"a":"\\ud83e\\udd99"}', '{"a":"\\ud800"}', '{"a":"\\udd99\\ud83e"}', '{"a":"\x7f\u2028"}'),
     *('{"a":5e-324,"b":2.5e-324,"c":1.7976931348623157e308}', '{"a":0.1,"b":[true,false,null]}'),
 )
-BITS = ('"', "\\", "{", "}", "[", "]", ",", ":", "0", "-", ".", "e", "E+1", " ", "\t", "\n", "\x00", "\x1f")
-MORE = (*BITS, "\ufeff", "\\u0061", "\\uD800", "\\uDC00", "\\/", "1", "01", "true", "nul", "é", "🦙", '"a":1,')
+BITS = (
+    '"',
+    "\\",
+    "{",
+    "}",
+    "[",
+    "]",
+    ",",
+    ":",
+    "0",
+    "-",
+    ".",
+    "e",
+    "E+1",
+    " ",
+    "\t",
+    "\n",
+    "\x00",
+    "\x1f",
+)
+MORE = (
+    *BITS,
+    "\ufeff",
+    "\\u0061",
+    "\\uD800",
+    "\\uDC00",
+    "\\/",
+    "1",
+    "01",
+    "true",
+    "nul",
+    "é",
+    "🦙",
+    '"a":1,',
+)
 
 
 def spell(value: Any) -> Any:
@@ -142,7 +186,9 @@ def network(seed: int, folder: Path) -> Path:
         low = np.array(2**bits - 1, words.dtype)
         tensors[name] = np.asarray((words & ~low) | counters.astype(words.dtype)).view(dtype)
     for name in names[len(nested) :]:
-        dtype = choose.choice([np.int64, np.uint8, np.bool_, np.float32, ml_dtypes.bfloat16, np.complex64])
+        dtype = choose.choice(
+            [np.int64, np.uint8, np.bool_, np.float32, ml_dtypes.bfloat16, np.complex64]
+        )
         tensors[name] = rng.integers(0, 2, choose.choice(shapes)).astype(dtype)
     varying = [name for name in names[len(nested) :] if choose.random() < 0.4]
     path = folder / f"{seed}.safetensors"
@@ -152,7 +198,10 @@ def network(seed: int, folder: Path) -> Path:
         levels=[elsa_format.LevelSpec(f"{t}", metrics={"x": t / 7}) for t in range(levels)],
         nested=nested,
         bits=bits,
-        per_level={name: [tensors[name] + tensors[name].dtype.type(t % 2) for t in range(levels)] for name in varying},
+        per_level={
+            name: [tensors[name] + tensors[name].dtype.type(t % 2) for t in range(levels)]
+            for name in varying
+        },
         metadata={"format": "pt", "ü": "\u2028"} if choose.random() < 0.5 else {},
     )
     return path
@@ -180,7 +229,9 @@ def test_random_networks(judge: Judge, seed: int, tmp_path: Path) -> None:
             output.unlink(missing_ok=True)
             expected.unlink(missing_ok=True)
             elsa_format.extract(path, expected, level=level, layout=layout)  # type: ignore[arg-type]
-            judge.value("extract", path=path, level=level, layout=layout, chunk=chunk, output=output)
+            judge.value(
+                "extract", path=path, level=level, layout=layout, chunk=chunk, output=output
+            )
             assert output.read_bytes() == expected.read_bytes(), (level, layout, chunk)
             if level != "dense":
                 loaded = judge.value("loadAll", path=expected, kind="level")
@@ -193,7 +244,9 @@ def test_random_networks(judge: Judge, seed: int, tmp_path: Path) -> None:
 def test_random_deliveries(judge: Judge, seed: int, tmp_path: Path) -> None:
     path = network(100 + seed, tmp_path)
     shipped = tmp_path / "net.ship.safetensors"
-    shipped.write_bytes(plain_delivery.ship(path.read_bytes(), block=random.Random(seed).randint(6, 12)))
+    shipped.write_bytes(
+        plain_delivery.ship(path.read_bytes(), block=random.Random(seed).randint(6, 12))
+    )
     delivered = judge.value("loadAll", path=shipped, kind="delivery")
     assert delivered == judge.value("loadAll", path=path, kind="elsa")
 
