@@ -23,7 +23,7 @@ export class Feed {
     this.have = have
     this.save = save
     /** The version of the file on the server. */
-    this.etag = etag ?? null
+    this.etag = etag || null
     /** Of the whole file, where it is known. @type {number | undefined} */
     this.size = source instanceof ArrayBuffer || ArrayBuffer.isView(source) ? source.byteLength
       : typeof Blob !== 'undefined' && source instanceof Blob ? source.size : undefined

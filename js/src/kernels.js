@@ -32,6 +32,7 @@ const MEMORY = 262144
  * @returns {Kernels}
  */
 export function makeKernels() {
+  if (new Uint8Array(Uint16Array.of(1).buffer)[0] !== 1) throw Error('elsa-format needs a little-endian machine')
   const wasm = instantiate()
   /** @type {ArrayBuffer} */
   const buffer = wasm ? wasm.memory.buffer : new ArrayBuffer(MEMORY)
@@ -81,6 +82,7 @@ function plain(buffer) {
     4: [new Uint32Array(buffer, BLOCK, BLOCK / 4), new Uint32Array(buffer, VALUES, BLOCK / 4)],
   }
   const [data] = words[4]
+  const signed = new Int32Array(buffer, BLOCK, BLOCK / 4)
   const bits = new Uint8Array(buffer, BITS, BLOCK / 16)
   const acc = new Uint32Array(buffer, ACCUMULATORS, 16)
   const secret = new Uint32Array(buffer, SECRET, 48)
@@ -128,16 +130,25 @@ function plain(buffer) {
     }
   }
 
+  /** All bits of a word that stays, none of one that goes: without a branch, which would be mispredicted too often. */
+  const keep = (/** @type {number} */ counter, /** @type {number} */ level) => -counter >> 31 & ~(level - counter >> 31)
+
   /** @type {Kernels['mask']} */
   function mask(width, bytes, low, level) {
-    const [block] = words[width === 2 ? 2 : 4]
-    const step = width === 8 ? 2 : 1
-    const end = bytes / width * step
-    for (let i = 0; i < end; i += step) {
-      // Counter − 1, which for 0 is larger than any level.
-      const drop = ((block[i] & low) - 1 >>> 0) >= level
-      if (drop) block[i] = 0
-      if (drop && step === 2) block[i + 1] = 0
+    const end = Math.ceil(bytes / 4)
+    if (width === 4) for (let i = 0; i < end; i++) signed[i] &= keep(signed[i] & low, level)
+    else if (width === 2) {
+      // Two at a time; what the last one may reach beyond the content is of no matter.
+      for (let i = 0; i < end; i++) {
+        const word = signed[i]
+        signed[i] = word & (keep(word & low, level) & 0xffff | keep(word >>> 16 & low, level) << 16)
+      }
+    } else {
+      for (let i = 0; i < end; i += 2) {
+        const all = keep(signed[i] & low, level)
+        signed[i] &= all
+        signed[i + 1] &= all
+      }
     }
   }
 

@@ -1,4 +1,4 @@
-// node run_vectors.mjs VECTORS [plain] [first] [SOURCES…]: prints what fails, as JSON. Runs in Node.js, Deno and Bun.
+// node run_vectors.mjs VECTORS [plain] [first] [kinds=…] [SOURCES…]: prints what fails, as JSON. Runs in Node.js, Deno and Bun.
 // `first` is quick: chunks of one size, and only until something fails.
 import { readFile } from 'node:fs/promises'
 import process from 'node:process'
@@ -26,7 +26,8 @@ const results = []
 for (const source of sources.length ? sources : [fileURLToPath(new URL('../../js/src', import.meta.url))]) {
   const elsa = await import(pathToFileURL(`${source}/index.js`).href)
   const { makeKernels } = await import(pathToFileURL(`${source}/kernels.js`).href)
-  const options = flags.includes('first') ? { first: true, sizes: [7] } : {}
+  const kinds = flags.find(flag => flag.startsWith('kinds='))?.slice(6).split(',')
+  const options = flags.includes('first') ? { first: true, sizes: [7], only: vector => !kinds || kinds.includes(vector.kind) } : {}
   results.push({ source, kernels: makeKernels().kind, ...await checkVectors(elsa, read, options) })
 }
 console.log(JSON.stringify(results))

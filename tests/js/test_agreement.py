@@ -17,7 +17,8 @@ from conftest import ROOT, Judge
 
 import elsa_format
 
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "conformance")]
+sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(ROOT / "tests" / "conformance"))
 
 from test_differential import UNORDERED, damage
 from vector_files import COMMITTED, Vector, read_manifest

@@ -4,7 +4,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from report.browser import Browser, find_programs
 
 import elsa_format
 
-sys.path[:0] = [str(ROOT), str(ROOT / "examples" / "web")]
+sys.path.insert(0, str(ROOT / "examples" / "web"))
 
 import serve
 
@@ -79,25 +79,13 @@ def test_all_vectors(browser: Visitor, tmp_path: Path) -> None:
     for part in ("js/src", "spec/vectors", "tests/js"):
         (page / part).parent.mkdir(parents=True, exist_ok=True)
         (page / part).symlink_to(ROOT / part)
-    (page / "index.html").write_text(
-        """<!doctype html><link rel="icon" href="data:,"><script type="module">
-        import * as elsa from './js/src/index.js'
-        import { checkVectors } from './tests/js/vectors.js'
-        const manifest = await (await fetch('spec/vectors/manifest.json')).json()
-        const there = new Set(['manifest.json', ...manifest.vectors.map(v => v.file)])
-        const got = new Map()
-        const get = async path => new Uint8Array(await (await fetch('spec/vectors/' + path)).arrayBuffer())
-        const read = path => there.has(path) ? got.get(path) ?? got.set(path, get(path)).get(path) : undefined
-        window.result = await checkVectors(elsa, read, { sizes: [0, 7] }).catch(e => ({ failures: [e.stack] }))
-        </script>""",
-        "utf-8",
-    )
+    (page / "index.html").symlink_to(ROOT / "tests" / "js" / "vectors.html")
     for url in served(page):
         browser.visit(url)
         result = browser.wait("return window.result", 120)
         assert result["failures"] == []
         manifest = json.loads((ROOT / "spec" / "vectors" / "manifest.json").read_text("utf-8"))
-        assert result["count"] == 2 * len(manifest["vectors"])
+        assert result["count"] == len(manifest["vectors"])
         assert browser.console() == []
 
 
@@ -128,8 +116,15 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     yield from served(serve.build(demo, demo / "web"))
 
 
-CARDS = "return [...document.querySelectorAll('.card')].map(card => card.dataset.state)"
-DIGITS = "return [...document.querySelectorAll('.digit')].map(digit => digit.textContent)"
+# What becomes true once a level, or all of them, answer.
+FIRST = """
+  const states = [...document.querySelectorAll('.card')].map(card => card.dataset.state)
+  const digits = [...document.querySelectorAll('.digit')].map(digit => digit.textContent)
+  return states[0] === 'here' && states[3] === 'waiting' && /[0-9]/.test(digits[0]) && digits"""
+ALL = """
+  const cards = [...document.querySelectorAll('.card')]
+  return cards.length === 4 && cards.every(card => card.dataset.state === 'here')
+    && cards.every(card => card.querySelector('.measured').textContent.endsWith('%'))"""
 
 
 @pytest.fixture
@@ -144,23 +139,11 @@ def open_page(browser: Visitor, page: str) -> Iterator[Visitor]:
 
 def test_levels_answer_one_after_the_other(open_page: Visitor) -> None:
     open_page.draw("#pad", STROKE)
-    open_page.wait(
-        f"{CARDS.replace('return ', 'const s = ')}; return s[0] === 'here' && s[3] === 'waiting'"
-    )
-    answered = open_page.wait(
-        f"{DIGITS.replace('return ', 'const d = ')}; return /[0-9]/.test(d[0]) && d"
-    )
-    assert answered[3] == "–"
+    assert open_page.wait(FIRST)[3] == "–"
     open_page.wait("return document.querySelector('#answer').textContent !== '?'")
     open_page.run("document.querySelector('#speed').value = 0")
     open_page.click("#again")
-    open_page.wait(
-        f"{CARDS.replace('return ', 'const s = ')}; return s.length === 4 && s.every(x => x === 'here')"
-    )
-    measured = "return [...document.querySelectorAll('.measured')].map(m => m.textContent)"
-    open_page.wait(
-        f"{measured.replace('return ', 'const m = ')}; return m.every(x => x.endsWith('%'))"
-    )
+    open_page.wait(ALL)
     assert open_page.run("return document.querySelectorAll('#legend span').length") == 4
 
 
@@ -188,30 +171,34 @@ def test_page_fits_a_phone(open_page: Visitor, theme: str) -> None:
     assert dark == (theme == "dark")
 
 
-def test_engine_gives_what_jax_gives(run_node: Any, tmp_path: Path) -> None:
-    """The engine of the page on the network of the demo, a third of its weights being kept."""
-    pytest.importorskip("flax")
-    import jax
+def reference(tensors: dict[str, np.ndarray], image: np.ndarray) -> np.ndarray:
+    """The network of elsa_train.models.DigitsNet, in numpy."""
+    x = (image.reshape(8, 8, 1) - 4.88) / 6.02
+    for i in (1, 2, 3):
+        kernel, width = tensors[f"conv{i}/kernel"], x.shape[0]
+        padded = np.pad(x, ((1, 1), (1, 1), (0, 0)))
+        shifts = [(a, b) for a in range(3) for b in range(3)]
+        x = sum(padded[a : a + width, b : b + width] @ kernel[a, b] for a, b in shifts)
+        scale, bias, mean, var = (tensors[f"norm{i}/{k}"] for k in ("scale", "bias", "mean", "var"))
+        x = np.maximum((x - mean) / np.sqrt(var + 1e-5) * scale + bias, 0)
+        if i == 1:
+            x = x.reshape(4, 2, 4, 2, -1).max((1, 3))
+    logits = x.mean((0, 1)) @ tensors["head/kernel"] + tensors["head/bias"]
+    return np.exp(logits) / np.exp(logits).sum()
 
-    from elsa_train import models
 
-    model = models.DigitsNet(num_classes=10)
+def test_engine_of_the_page(run_node: Callable[..., str], tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    images = rng.integers(0, 17, (5, 8, 8, 1))
-    inputs = ((images - 4.88) / 6.02).astype(np.float32)
-    variables = model.init(jax.random.key(0), inputs)
-    flat = {
-        jax.tree_util.keystr(path[1:], simple=True, separator="/"): np.asarray(leaf)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(variables)
-    }
-    flat = {k: v + rng.random(v.shape).astype(np.float32) * 0.1 for k, v in flat.items()}
-    flat = {k: v * (rng.random(v.shape) < 0.3) if "conv" in k else v for k, v in flat.items()}
-    tree = jax.tree_util.tree_map_with_path(
-        lambda path, _: flat[jax.tree_util.keystr(path[1:], simple=True, separator="/")], variables
-    )
-    expected = np.asarray(jax.nn.softmax(model.apply(tree, inputs)))
-    document = {k: {"shape": v.shape, "data": v.ravel().tolist()} for k, v in flat.items()}
-    (tmp_path / "net.json").write_text(json.dumps([document, images.reshape(5, 64).tolist()]))
+    shapes: dict[str, tuple[int, ...]] = {"head/kernel": (64, 10), "head/bias": (10,)}
+    for i, (inputs, outputs) in enumerate(((1, 32), (32, 64), (64, 64)), 1):
+        shapes[f"conv{i}/kernel"] = (3, 3, inputs, outputs)
+        shapes |= {f"norm{i}/{part}": (outputs,) for part in ("scale", "bias", "mean", "var")}
+    tensors = {name: rng.random(shape) - 0.4 for name, shape in shapes.items()}
+    tensors |= {name: x * (rng.random(x.shape) < 0.2) for name, x in tensors.items() if x.ndim == 4}
+    tensors |= {name: x + 0.5 for name, x in tensors.items() if name.endswith("var")}
+    images = rng.integers(0, 17, (5, 64))
+    written = {k: {"shape": v.shape, "data": v.ravel().tolist()} for k, v in tensors.items()}
+    (tmp_path / "net.json").write_text(json.dumps([written, images.tolist()]))
     script = tmp_path / "run.mjs"
     script.write_text(
         f"""
@@ -223,4 +210,5 @@ def test_engine_gives_what_jax_gives(run_node: Any, tmp_path: Path) -> None:
         console.log(JSON.stringify(images.map(image => [...network(image)])))
         """
     )
-    np.testing.assert_allclose(json.loads(run_node(script)), expected, rtol=1e-3, atol=1e-5)
+    expected = [reference(tensors, image) for image in images]
+    np.testing.assert_allclose(json.loads(run_node(script)), expected, rtol=1e-2, atol=1e-4)

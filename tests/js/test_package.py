@@ -25,7 +25,8 @@ const { level, profile, tensors } = await load(file, { level: p => p.levels[0].n
 const kept: number = profile.levels[0].nonzero
 const counts: number[] | undefined = profile.nested.get('conv/kernel')
 const shape: number[] = tensors.get('conv/kernel')!.shape
-const stream: ReadableStream<Uint8Array> = extract(new Blob([file as BlobPart]), { level: 1, layout: 'csr' })
+const blob = new Blob([file as BlobPart])
+const stream: ReadableStream<Uint8Array> = extract(blob, { level: 1, layout: 'csr' })
 let size = 0
 for await (const piece of stream as unknown as AsyncIterable<Uint8Array>) size += piece.length
 try {
@@ -42,7 +43,7 @@ console.log(JSON.stringify({ level, kept, counts, shape, size, report }))
 """
 
 
-@pytest.mark.parametrize("name", ["api", "http", "memory"])
+@pytest.mark.parametrize("name", ["api", "http", "memory", "rules"])
 def test_in_javascript(node: str, name: str) -> None:
     command = [node, "--expose-gc", "--test", HERE / f"{name}.test.mjs"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
