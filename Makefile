@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 C := -std=c11 -shared -fPIC -Wall -Wextra -Wconversion -Wpedantic -Werror -DPy_LIMITED_API=0x030b0000
 INCLUDE = -isystem $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))')
 
-.PHONY: demo test test-install test-torch lint bench asan fuzz clean
+.PHONY: demo web test test-install test-torch lint bench asan fuzz clean
 .DEFAULT_GOAL := test
 
 $(VENV)/ready: pyproject.toml constraints.txt CMakeLists.txt $(wildcard elsa_format/*.c elsa_format/native/*)
@@ -18,6 +18,11 @@ $(VENV)/ready: pyproject.toml constraints.txt CMakeLists.txt $(wildcard elsa_for
 
 demo: $(VENV)/ready  ## train, pack, stream, export and run a nested network on the digits
 	$(BIN)/python examples/demo.py
+
+web: $(VENV)/ready  ## a page on which the demo's network arrives level by level
+	test -f demo-out/net.onnx || $(BIN)/python examples/demo.py
+	! command -v npm > /dev/null || npm install --silent --prefix .cache/web onnxruntime-web@1.30.0 || true
+	$(BIN)/python examples/web/serve.py --runtime .cache/web/node_modules/onnxruntime-web/dist
 
 test: $(VENV)/ready  ## the whole suite, then the parts that touch bits once more without the C module
 	$(BIN)/python -m pytest -n 2 --dist loadfile
