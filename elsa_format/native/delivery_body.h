@@ -75,13 +75,13 @@ INLINE WORD NAME(join)(const NAME(values) * from, WORD rest, uint8_t distance)
     return (WORD)((WORD)(magnitude + below) + (WORD)(sign + (WORD)from->counter));
 }
 
-/* The rests from `planes` planes, and the fields above them. */
+/* The rests: their planes, and the fields above them. */
 TARGET static void NAME(join_rests)(const NAME(values) * from, size_t start, size_t n,
                                     const uint8_t *restrict fields, WORD *restrict out)
 {
-    const unsigned planes = from->rest / 8;
+    const unsigned planes = from->rest / 8, above = planes == sizeof(WORD) ? 0 : 8 * planes;
     for (size_t i = 0; i < n; i++)
-        out[i] = (WORD)((uint64_t)fields[i] << 8 * planes);
+        out[i] = (WORD)((uint64_t)fields[i] << above); /* 0 if there are none */
     for (unsigned p = 0; p < planes; p++) {
         const uint8_t *restrict plane = from->planes[p] + start;
         for (size_t i = 0; i < n; i++)
