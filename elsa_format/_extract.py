@@ -12,7 +12,8 @@ from elsa_format._choose import check_layout, choose_level
 from elsa_format._container.header import TensorInfo
 from elsa_format._container.index import index_bytes, is_index
 from elsa_format._container.json import parse_document
-from elsa_format._errors import NoSuchLevel
+from elsa_format._delivery.network import DeliveryNetwork, DeliveryShards
+from elsa_format._errors import InvalidOption, NoSuchLevel
 from elsa_format._kernels import mask
 from elsa_format._layouts import FORMS, Layout, Piece
 from elsa_format._level_header import level_header
@@ -20,7 +21,7 @@ from elsa_format._level_network import LevelNetwork
 from elsa_format._level_reader import LevelReader
 from elsa_format._network import Network, Step
 from elsa_format._open import open_network
-from elsa_format._options import whole
+from elsa_format._options import whole as whole_number
 from elsa_format._output import Output, Target, is_special
 from elsa_format._output.shards import check_shard_size, group_tensors, open_destination
 from elsa_format._profile import LevelLike, LevelNumber, variant_name
@@ -39,6 +40,7 @@ def extract(
     max_size: int | None = None,
     layout: Layout = "dense",
     keep_levels: bool = False,
+    whole: bool = False,
     verify: bool = True,
     max_shard_size: int | None = None,
     jobs: int = 1,
@@ -57,6 +59,9 @@ def extract(
     dense. A network of more than `max_bytes` is refused. Checksums are compared unless `verify` is
     false, and on any error a file target is left as it was.
 
+    With `whole`, the ELSA file of which a delivery file was made comes back byte for byte, and it
+    returns "dense".
+
     A target that ends in `.index.json` is written in shards, those of the source or, given
     `max_shard_size`, as many as it takes; `jobs` shards of the source are read at a time.
 
@@ -66,7 +71,9 @@ def extract(
     1
     """
     check_shard_size(target, max_shard_size)
-    jobs = whole("jobs", jobs, low=1)
+    jobs = whole_number("jobs", jobs, low=1)
+    if whole:
+        return _whole(source, target, (level, sparsity, max_size), force=force, progress=progress)
     if keep_levels and (layout != "dense" or max_size is not None):
         raise TypeError("keep_levels goes with the dense layout, and with level or sparsity")
     with open_network(source, along=True, max_bytes=max_bytes) as network:
@@ -88,6 +95,44 @@ def extract(
         else:
             job.extract(groups, target, force=force)
         return network.stated(number)
+
+
+def _whole(
+    source: Source,
+    target: Target,
+    wishes: tuple[object, ...],
+    *,
+    force: bool,
+    progress: Progress,
+) -> LevelNumber:
+    """Write the file, or the shards, that delivery files were made of."""
+    if any(wish is not None for wish in wishes):
+        raise TypeError("whole goes with neither level, sparsity nor max_size")
+    with open_network(source, along=True) as network:
+        if isinstance(network, DeliveryNetwork):
+            network.delivery.whole(target, force=force, progress=progress)
+        elif isinstance(network, DeliveryShards):
+            _whole_shards(network, target, force=force, progress=progress)
+        else:
+            raise InvalidOption(f"{network.name}: is not a delivery file, which alone has a whole")
+    return "dense"
+
+
+def _whole_shards(
+    network: DeliveryShards, target: Target, *, force: bool, progress: Progress
+) -> None:
+    if not is_index(target):
+        raise InvalidOption("the whole of an index is an index")
+    meter = Meter(progress, network.header.data_size)
+    files = network.deliveries
+    with open_destination(target, len(files), force=force) as destination:
+        for file, output in zip(files, destination.outputs, strict=True):
+            for position, block in file.delivery.whole_blocks():
+                output.write_at(position, block)
+                meter.tick(memoryview(block).nbytes)
+            file.delivery.finish()
+        infos = [file.header.tensors.values() for file in files]
+        destination.commit(index_bytes(destination.names, infos))
 
 
 @dataclass
@@ -130,7 +175,7 @@ class _Job:
         """Hand over every stored tensor, of several files at the same time."""
 
         def read(part: Network) -> None:
-            with LevelReader(part, verify=self.verify, tick=self.meter.tick) as reader:
+            with LevelReader(part, self.level, verify=self.verify, tick=self.meter.tick) as reader:
                 for step in part.steps(self.level):
                     take(reader, step)
                 reader.finish()

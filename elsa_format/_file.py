@@ -166,7 +166,7 @@ class File(Closing):
         """
         number = self.network.level_number(level)
         step = self._step(name, number)
-        with LevelReader(self.network, only=step.info, verify=self._verify) as reader:
+        with LevelReader(self.network, number, only=step.info, verify=self._verify) as reader:
             return reader.array(step, None if out is None else _bytes_of(out, step.info))
 
     @overload
@@ -205,13 +205,13 @@ class File(Closing):
                 loaded[name] = _load_sparse(reader, step.nested, layout, arena)
 
         def load_alone(step: Step) -> None:
-            with LevelReader(network, only=step.info, verify=self._verify) as reader:
+            with LevelReader(network, number, only=step.info, verify=self._verify) as reader:
                 load_one(step, reader)
 
         steps = [step for step in network.steps(number) if step.name is not None]
-        if network.storage.high_latency or self.data_size < PARALLEL_FROM:
+        if network.view(number)[0].high_latency or self.data_size < PARALLEL_FROM:
             # One request for all of the data is cheaper than one for each tensor.
-            with LevelReader(network, verify=self._verify) as reader:
+            with LevelReader(network, number, verify=self._verify) as reader:
                 for step in steps:
                     load_one(step, reader)
             return loaded

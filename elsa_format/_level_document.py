@@ -16,6 +16,7 @@ from elsa_format._profile import DIGEST, VERSION, Level, check_version
 from elsa_format._profile import KEY as PROFILE_KEY
 
 KEY = "elsa_level"
+_OTHERS = {PROFILE_KEY: "an ELSA file", "elsa_delivery": "a delivery file"}
 
 
 @dataclass(frozen=True)
@@ -66,11 +67,12 @@ def _nested(nested: Mapping[str, TensorInfo]) -> dict[str, Any]:
 
 def parse(header: Header, where: str) -> LevelFile | None:
     """The description in a header, checked against the tensors; None for other files."""
-    if PROFILE_KEY in header.metadata:
-        raise InvalidLayout(
-            f"{where}: is an ELSA file, not a level file; elsa_format.open(...).load(level) "
-            "gives a level of it"
-        )
+    for key, kind in _OTHERS.items():
+        if key in header.metadata:
+            raise InvalidLayout(
+                f"{where}: is {kind}, not a level file; elsa_format.open(...).load(level) gives a "
+                "level of it"
+            )
     text = header.metadata.get(KEY)
     if text is None:
         return None

@@ -15,7 +15,6 @@ from elsa_format import _level_document
 from elsa_format._container.header import (
     RESERVED,
     Header,
-    Readable,
     TensorInfo,
     VirtualHeader,
     check_size,
@@ -30,6 +29,7 @@ from elsa_format._memory import give_block, take_block
 from elsa_format._network import Network
 from elsa_format._profile import Level, LevelLike, Profile, find_level
 from elsa_format._storage import Reader, SpooledStorage, Storage, fill
+from elsa_format._storage.virtual import TensorBytes, VirtualStorage
 
 VALUES = part_name("values", "")
 """How the parts that every sparse layout has are called."""
@@ -157,67 +157,50 @@ def level_network(
     )
 
 
-class SparseView:
-    """Storage of a level in a sparse layout, as if its tensors were dense and one by one."""
+class SparseView(VirtualStorage):
+    """A level in a sparse layout, as if its tensors were dense."""
 
     def __init__(self, storage: Storage, header: Header, document: LevelFile) -> None:
         assert document.tensors is not None
         self.name, self._storage, self._stored = storage.name, storage, header
-        self._form = FORMS[document.layout]
-        self.nested = document.tensors
+        self._form, self._nested = FORMS[document.layout], document.tensors
+        self.high_latency = storage.high_latency
         infos = {}
         for stored in header.tensors.values():  # where its values are, there a tensor was
             if stored.name.startswith(VALUES):
                 name = stored.name.removeprefix(VALUES)
-                infos[name] = TensorInfo(name, *self.nested[name])
+                infos[name] = TensorInfo(name, *self._nested[name])
             elif not stored.name.startswith(RESERVED):
                 infos[stored.name] = stored
-        self.header = VirtualHeader(
+        self.header: Header = VirtualHeader(
             lay_out(infos.values()), header.metadata, b"", headers_size=header.data_start
         )
-        self.size = self.header.data_start + self.header.data_size
-        self.high_latency = storage.high_latency
 
-    def front(self) -> Readable:
-        """Nobody parses the header once more."""
-        raise AssertionError("the header is known")
-
-    def reader(self, start: int, stop: int) -> Reader:
-        """Read along a range, which starts with a tensor."""
-        return _SparseReader(self, start)
+    def tensor(self, info: TensorInfo) -> TensorBytes:
+        """Put a tensor together of its parts."""
+        return _SparseTensor(self, info) if info.name in self._nested else self.stored(info)
 
     def stored(self, info: TensorInfo) -> Reader:
         """The bytes of a tensor of the file itself."""
         start = self._stored.data_start + self._stored.tensors[info.name].start
         return self._storage.reader(start, start + info.nbytes)
 
-    def decoder(self, info: TensorInfo, opened: list[Reader]) -> Decoder:
-        """Puts a tensor together of parts, which are opened."""
+    def parts(self, info: TensorInfo) -> list[TensorInfo]:
+        """What a tensor is put together of."""
         kept = self._stored.tensors[part_name("values", info.name)].elements
-        parts = {}
-        for part in self._form.parts(info.name, info.dtype, info.shape, kept):
-            kind = part.name.split(".", 2)[1]
-            dtype = part.dtype.words if kind == "values" else part.dtype.numpy
-            assert dtype is not None
-            opened.append(self.stored(part))
-            parts[kind] = Elements(opened[-1], dtype, part.elements)
-        with self.naming(info):
-            return self._form.decoder(info, parts)
+        return self._form.parts(info.name, info.dtype, info.shape, kept)
 
-    @contextlib.contextmanager
-    def naming(self, info: TensorInfo) -> Iterator[None]:
-        """Let errors say which tensor it is."""
-        try:
-            yield
-        except (InvalidLayout, Truncated) as error:
-            raise type(error)(f"{self.name}: tensor {info.name!r}: {error}") from None
+    def decoder(self, info: TensorInfo, parts: Mapping[str, Elements]) -> Decoder:
+        """Puts parts together."""
+        return self._form.decoder(info, parts)
 
     def check_unchanged(self) -> None:
         """Ask the file; and look at the parts of empty tensors, which nobody reads."""
-        with contextlib.closing(_SparseReader(self, 0)) as reader:
-            for name in self.nested:
-                if not self.header.tensors[name].nbytes:
-                    reader.check(self.header.tensors[name])
+        for name in self._nested:
+            info = self.header.tensors[name]
+            if not info.nbytes:
+                with contextlib.closing(_SparseTensor(self, info)) as tensor:
+                    tensor.finish()
         self._storage.check_unchanged()
 
     def close(self) -> None:
@@ -225,65 +208,47 @@ class SparseView:
         self._storage.close()
 
 
-class _SparseReader:
-    """Goes from tensor to tensor."""
+class _SparseTensor:
+    """One tensor, read along."""
 
-    def __init__(self, view: SparseView, position: int) -> None:
-        self._view = view
-        infos = view.header.tensors.values()
-        start = view.header.data_start
-        self._starts = {start + info.start: info for info in infos if info.nbytes}
+    def __init__(self, view: SparseView, info: TensorInfo) -> None:
+        self._where, self._words = f"{view.name}: tensor {info.name!r}", info.dtype.words
+        self._left = info.nbytes
         self._opened: list[Reader] = []
-        self._decoder: Decoder | None = None
-        self.seek(position)
-
-    def seek(self, position: int, /) -> None:
-        """Go on at the start of another tensor."""
-        self._position, self._left = position, 0
+        elements = {}
+        for part in view.parts(info):
+            kind = part.name.split(".", 2)[1]
+            dtype = part.dtype.words if kind == "values" else part.dtype.numpy
+            assert dtype is not None
+            self._opened.append(view.stored(part))
+            elements[kind] = Elements(self._opened[-1], dtype, part.elements)
+        with self._naming():
+            self._decoder = view.decoder(info, elements)
 
     def readinto(self, buffer: Any, /) -> int:
-        """As much of the buffer as the tensor has left."""
+        """The next words, which fill the buffer."""
+        words = np.frombuffer(buffer, np.uint8).view(self._words)
+        with self._naming():
+            self._decoder.decode(words)
+        self._left -= words.nbytes
         if not self._left:
-            if self._position not in self._starts:
-                return 0  # the end
-            self._begin(self._starts[self._position])
-        view = memoryview(buffer).cast("B")[: self._left]
-        count = len(view)
-        if self._decoder is None:
-            count -= fill(self._opened[0], view)
-        else:
-            words = np.frombuffer(view, np.uint8).view(self._info.dtype.words)
-            with self._view.naming(self._info):
-                self._decoder.decode(words)
-                if count == self._left:
-                    self._decoder.finish()
-        self._left -= count
-        self._position += count
-        return count
+            self.finish()
+        return words.nbytes
 
-    def check(self, info: TensorInfo) -> None:
-        """Look at the parts of an empty tensor."""
-        self._begin(info)
-        assert self._decoder is not None
-        with self._view.naming(info):
+    def finish(self) -> None:
+        """See that the parts hold no more."""
+        with self._naming():
             self._decoder.finish()
 
-    def _begin(self, info: TensorInfo) -> None:
-        self.close()
-        self._info, self._left = info, info.nbytes
-        if info.name in self._view.nested:
-            self._decoder = self._view.decoder(info, self._opened)
-        else:
-            self._decoder = None
-            self._opened.append(self._view.stored(info))
-
-    def read(self, size: int, /) -> bytes:
-        """At most `size` bytes."""
-        buffer = bytearray(size)
-        return bytes(buffer[: self.readinto(buffer)])
+    @contextlib.contextmanager
+    def _naming(self) -> Iterator[None]:
+        """Let errors say which tensor it is."""
+        try:
+            yield
+        except (InvalidLayout, Truncated) as error:
+            raise type(error)(f"{self._where}: {error}") from None
 
     def close(self) -> None:
         """Close the parts."""
         for reader in self._opened:
             reader.close()
-        self._opened.clear()

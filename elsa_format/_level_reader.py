@@ -9,14 +9,9 @@ import xxhash
 from numpy.typing import NDArray
 
 from elsa_format._closing import Closing
+from elsa_format._container.arrays import as_array
 from elsa_format._container.header import TensorInfo
-from elsa_format._errors import (
-    ChecksumMismatch,
-    TrailingData,
-    Truncated,
-    UnknownDtype,
-    UnsupportedFeature,
-)
+from elsa_format._errors import ChecksumMismatch, TrailingData, Truncated
 from elsa_format._layouts import LevelMask
 from elsa_format._memory import BLOCK, aligned, give_block, take_block
 from elsa_format._network import Network, Step
@@ -38,21 +33,23 @@ class LevelReader(Closing):
     def __init__(
         self,
         network: Network,
+        level: int | None = None,
         *,
         only: TensorInfo | None = None,
         verify: bool = True,
         tick: Callable[[int], object] | None = None,
     ) -> None:
-        """Get ready to read a network, or the `only` tensor that is wanted of it."""
+        """Get ready to read what a level needs, or the `only` tensor that is wanted of it."""
         self.network, self.name = network, network.name
-        self._checksums = network.profile.checksums if verify else {}
+        self._storage, checksums = network.view(level)
+        self._checksums = checksums if verify else {}
         self._tick = tick
         header = network.header
         start = header.data_start + (only.start if only else 0)
         stop = header.data_start + (only.stop if only else header.data_size)
-        if network.storage.size is None:
+        if self._storage.size is None:
             stop = sys.maxsize  # what follows the last tensor must be seen, too
-        self._data = network.storage.reader(start, stop)
+        self._data = self._storage.reader(start, stop)
         self._position = start
         self._buffer: Block | None = None
 
@@ -137,9 +134,9 @@ class LevelReader(Closing):
 
     def finish(self) -> None:
         """Check that nothing follows the last tensor, and that the input is what it was."""
-        if self.network.storage.size is None and self._data.read(1):
+        if self._storage.size is None and self._data.read(1):
             raise TrailingData(f"{self.name}: bytes follow the last tensor")
-        self.network.storage.check_unchanged()
+        self._storage.check_unchanged()
 
     def close(self) -> None:
         """Give back what was taken."""
@@ -147,15 +144,3 @@ class LevelReader(Closing):
         if self._buffer is not None:
             give_block(self._buffer)
             self._buffer = None  # it is another's now
-
-
-def as_array(flat: Block, info: TensorInfo, where: str) -> NDArray[Any]:
-    """Bytes as an array of the tensor's dtype and shape."""
-    if info.dtype.numpy is None:
-        raise UnknownDtype(f"{where}: tensor {info.name!r}: numpy has no dtype {info.dtype.name}")
-    try:
-        return flat.view(info.dtype.numpy).reshape(info.shape)
-    except ValueError:
-        raise UnsupportedFeature(
-            f"{where}: tensor {info.name!r}: numpy has no arrays of {len(info.shape)} dimensions"
-        ) from None

@@ -91,6 +91,10 @@ class Network(Closing):
             for stored, info in self.header.tensors.items()
         ]
 
+    def view(self, level: int | None) -> tuple[Storage, Mapping[str, str]]:
+        """Where the tensors of a level are read from, and the checksums they have there."""
+        return self.storage, self.profile.checksums
+
     def nested(self, info: TensorInfo, level: int | None) -> Nested | None:
         """What a level keeps of a stored tensor; None if all of it."""
         counts = self.profile.nested.get(info.name)

@@ -7,17 +7,19 @@ from elsa_format import _level_document, _profile
 from elsa_format._container.dtypes import Dtype
 from elsa_format._container.header import RESERVED, Header, check_size, read_header
 from elsa_format._container.index import Index, is_index
+from elsa_format._delivery.document import is_delivery
+from elsa_format._delivery.network import DeliveryNetwork, DeliveryShards, delivery_network
 from elsa_format._errors import CountMismatch, InvalidIndex, TooLarge
 from elsa_format._level_document import LevelFile
 from elsa_format._level_network import LevelNetwork, level_network
 from elsa_format._network import Network
 from elsa_format._options import whole
 from elsa_format._profile import KEY, Profile, join_profiles
-from elsa_format._storage import Source, open_storage
+from elsa_format._storage import Source, Storage, open_storage
 from elsa_format._storage.shards import Shard, Shards, check_total_size, open_parsed
 
-Parsed = Profile | LevelFile | None
-Parse = Callable[[Header, str], Parsed]
+Parsed = Profile | LevelFile | DeliveryNetwork | None
+Parse = Callable[[Header, str], Profile | LevelFile | None]
 
 
 def open_network(source: Source, *, along: bool = False, max_bytes: int | None = None) -> Network:
@@ -26,7 +28,7 @@ def open_network(source: Source, *, along: bool = False, max_bytes: int | None =
     A stream that is read `along` need not seek. A header, or tensors, of more than `max_bytes` are
     refused before there is memory for them.
     """
-    return _open(source, _parse, _Kind(), along, max_bytes)
+    return _open(source, None, along, max_bytes)
 
 
 def open_level(
@@ -37,49 +39,79 @@ def open_level(
     max_bytes: int | None = None,
 ) -> LevelNetwork:
     """A level file, or a plain checkpoint, and nothing else."""
-    network = _open(source, parse, parse, along, max_bytes)
+    network = _open(source, parse, along, max_bytes)
     assert isinstance(network, LevelNetwork)
     return network
 
 
-def _parse(header: Header, where: str) -> Parsed:
-    """The profile or, where there is none, the document of a level."""
-    if KEY not in header.metadata and _level_document.KEY in header.metadata:
-        return _level_document.parse(header, where)
-    return _profile.parse(header, where)
-
-
-class _Kind:
-    """Parses shards as the first of them is: they are all of one kind."""
-
-    def __init__(self) -> None:
-        self._parse: Parse | None = None
-
-    def __call__(self, header: Header, where: str) -> Parsed:
-        if self._parse is None:
-            level = _level_document.KEY in header.metadata and KEY not in header.metadata
-            self._parse = _level_document.parse if level else _profile.parse
-        return self._parse(header, where)
-
-
-def _open(
-    source: Source, parse: Parse, parse_shard: Parse, along: bool, max_bytes: int | None
-) -> Network:
+def _open(source: Source, parse: Parse | None, along: bool, max_bytes: int | None) -> Network:
     if max_bytes is not None:
         max_bytes = whole("max_bytes", max_bytes, low=0)
     if is_index(source):
-        return _limited(_open_shards(source, parse_shard), max_bytes)
-    storage = open_storage(source, along=along)
+        return _limited(_open_shards(source, parse), max_bytes)
+    storage, header, parsed = _open_file(source, parse, along=along, max_bytes=max_bytes)
     try:
-        header = read_header(storage.front(), storage.name, max_bytes)
-        parsed = parse(header, storage.name)
-        check_size(header, storage.size, storage.name)
-        if isinstance(parsed, Profile):
-            return _limited(Network(storage, header, parsed), max_bytes)
-        return _limited(level_network(storage, header, parsed), max_bytes)
+        network: Network
+        if isinstance(parsed, DeliveryNetwork):
+            network = parsed
+        elif isinstance(parsed, Profile):
+            network = Network(storage, header, parsed)
+        else:
+            network = level_network(storage, header, parsed)
     except BaseException:
         storage.close()
         raise
+    return _limited(network, max_bytes)
+
+
+def _open_file(
+    source: Source,
+    parse: Parse | None,
+    *,
+    delivery: bool | None = None,
+    along: bool = False,
+    max_bytes: int | None = None,
+) -> tuple[Storage, Header, Parsed]:
+    """A file: its bytes, its header, and what that says; by itself if nobody says what to expect.
+
+    Of a delivery file it is the bytes and the header of what it was made of; among shards, all are
+    delivery files or none is (delivery-1.0 ELSA-D-042).
+    """
+    storage = open_storage(source, along=along)
+    try:
+        header = read_header(storage.front(), storage.name, max_bytes)
+        elsa = KEY in header.metadata
+        delivered = is_delivery(header) and parse in (None, _profile.parse)
+        if delivery not in (None, delivered):
+            raise InvalidIndex(f"{storage.name}: of its shards, some are delivery files, not all")
+        if delivered:
+            network = delivery_network(storage, header)
+            return network.storage, network.header, network
+        if parse is None:
+            level = not elsa and _level_document.KEY in header.metadata
+            parse = _level_document.parse if level else _profile.parse
+        parsed = parse(header, storage.name)
+        check_size(header, storage.size, storage.name)
+    except BaseException:
+        storage.close()
+        raise
+    return storage, header, parsed
+
+
+class _Kind:
+    """Opens shards as what the first of them is."""
+
+    def __init__(self, parse: Parse | None) -> None:
+        self._parse = parse
+        self._delivery: bool | None = None
+
+    def __call__(self, source: Source) -> tuple[Storage, Header, Parsed]:
+        opened = _open_file(source, self._parse, delivery=self._delivery)
+        self._delivery = isinstance(opened[2], DeliveryNetwork)
+        if self._parse is None:
+            level = isinstance(opened[2], LevelFile)
+            self._parse = _level_document.parse if level else _profile.parse
+        return opened
 
 
 def _limited(network: Network, max_bytes: int | None) -> Network:
@@ -92,17 +124,31 @@ def _limited(network: Network, max_bytes: int | None) -> Network:
     return network
 
 
-def _open_shards(source: Source, parse: Parse) -> Network:
-    shards, index, parsed = open_parsed(source, parse)
+def _open_shards(source: Source, parse: Parse | None) -> Network:
+    shards, index, parsed = open_parsed(source, _Kind(parse))
     try:
+        deliveries = {f: it for f, it in parsed.items() if isinstance(it, DeliveryNetwork)}
+        if deliveries:
+            return _join_deliveries(shards, index, deliveries)
         profiles = {file: it for file, it in parsed.items() if isinstance(it, Profile)}
         if profiles:
             return _join_networks(shards, index, profiles)
-        levels = {file: it for file, it in parsed.items() if not isinstance(it, Profile)}
+        levels = {f: it for f, it in parsed.items() if it is None or isinstance(it, LevelFile)}
         return join_levels(shards, index, levels)
     except BaseException:
         shards.close()
         raise
+
+
+def _join_deliveries(
+    shards: Shards, index: Index, files: Mapping[str, DeliveryNetwork]
+) -> DeliveryShards:
+    """Delivery files in the place of shards (delivery-1.0 ELSA-D-042)."""
+    whole = _join_networks(shards, index, {file: it.profile for file, it in files.items()})
+    assert isinstance(whole.storage, Shards)
+    order = [shard.file for shard in whole.storage.shards]
+    own = tuple(replace(files[file], profile=whole.profile) for file in order)
+    return DeliveryShards(whole.storage, whole.header, whole.profile, own, files=order)
 
 
 def _join_networks(shards: Shards, index: Index, profiles: Mapping[str, Profile]) -> Network:

@@ -28,9 +28,9 @@ def stream(
     bias (100,)
     """
     with open_network(source, along=True, max_bytes=max_bytes) as network:
-        steps = network.steps(network.level_number(level))
-        with LevelReader(network, verify=verify) as reader:
-            for step in steps:
+        number = network.level_number(level)
+        with LevelReader(network, number, verify=verify) as reader:
+            for step in network.steps(number):
                 if step.name is None:
                     reader.skip(step.info)
                 else:

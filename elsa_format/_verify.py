@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from elsa_format import _kernels
 from elsa_format._container.header import TensorInfo
 from elsa_format._counters import refuse_unpackable
+from elsa_format._delivery.check import check_delivery, compare_digests
+from elsa_format._delivery.network import DeliveryNetwork, DeliveryShards
 from elsa_format._digest import LevelDigests, digest_of_lines
 from elsa_format._errors import (
     CounterOutOfRange,
@@ -24,7 +26,7 @@ from elsa_format._level_reader import LevelReader
 from elsa_format._network import Network
 from elsa_format._open import open_network
 from elsa_format._options import whole
-from elsa_format._profile import variant_name
+from elsa_format._profile import LevelNumber, variant_name
 from elsa_format._storage import Source
 from elsa_format._threads import Meter, Progress, no_progress
 
@@ -47,6 +49,14 @@ class Report:
     """Levels whose digest was compared; the others have none."""
 
 
+@dataclass(frozen=True)
+class DeliveryReport(Report):
+    """What was found to hold of a delivery file, or of its first bytes."""
+
+    there: LevelNumber | None
+    """The densest level that is there."""
+
+
 def verify(
     source: Source,
     *,
@@ -64,6 +74,8 @@ def verify(
     """
     jobs = whole("jobs", jobs, low=1)
     with open_network(source, along=True, max_bytes=max_bytes) as network:
+        if isinstance(network, DeliveryNetwork | DeliveryShards):
+            return _verify_delivery(network, progress)
         profile = network.profile
         meter = Meter(progress, network.header.data_size)
         digests = LevelDigests(profile.bits, network.limits)
@@ -88,6 +100,27 @@ def verify(
         nested=len(profile.nested),
         checksums=len(profile.checksums),
         digests=compared,
+    )
+
+
+def _verify_delivery(network: DeliveryNetwork | DeliveryShards, progress: Progress) -> Report:
+    """Check all parts that are there; of shards, as far as all of them have them."""
+    files = [network] if isinstance(network, DeliveryNetwork) else network.deliveries
+    levels, parts = network.profile.levels, network.complete
+    meter = Meter(progress, network.header.data_size)
+    digests = LevelDigests(network.profile.bits, range(1, min(parts, len(levels)) + 1))
+    for file in files:
+        check_delivery(file.delivery, parts, digests, meter.tick)
+    whole = network.profile.shard is None
+    compared = compare_digests(network.name, levels, digests) if whole else 0
+    return DeliveryReport(
+        path=network.name,
+        levels=len(levels),
+        tensors=len(network.header.tensors),
+        nested=len(network.profile.nested),
+        checksums=len(network.profile.checksums) if parts > len(levels) else 0,
+        digests=compared,
+        there=network.there,
     )
 
 

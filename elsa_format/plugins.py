@@ -4,11 +4,12 @@ These names are as public as those of `elsa_format` itself; its modules with an 
 """
 
 from elsa_format._choose import choose_level
+from elsa_format._container.arrays import as_array
 from elsa_format._container.dtypes import DTYPES, Dtype, of_array
 from elsa_format._container.header import TensorInfo
 from elsa_format._container.index import is_url
 from elsa_format._container.json import dump, is_text
-from elsa_format._level_reader import LevelReader, as_array
+from elsa_format._level_reader import LevelReader
 from elsa_format._memory import BLOCK, Arena
 from elsa_format._network import Network, Step
 from elsa_format._open import open_network

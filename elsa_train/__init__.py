@@ -45,7 +45,8 @@ if TYPE_CHECKING:
     )
     from elsa_train._recalibrate import recalibrate
     from elsa_train._recipe import Recipe, read_recipe
-    from elsa_train._sparsify import Pruner, Schedule, Scope
+    from elsa_train._schedule import Schedule
+    from elsa_train._sparsify import Pruner, Scope
 
 __all__ = [
     "Densify",
@@ -106,7 +107,8 @@ _HOME = {
     ),
     "_recalibrate": ("recalibrate",),
     "_recipe": ("Recipe", "read_recipe"),
-    "_sparsify": ("Pruner", "Schedule", "Scope"),
+    "_schedule": ("Schedule",),
+    "_sparsify": ("Pruner", "Scope"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

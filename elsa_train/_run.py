@@ -22,7 +22,8 @@ from elsa_train._loop import MaskRule, Phase, Plan, Trainer
 from elsa_train._multilevel import Network, Progress, Result, multi_level, write_file
 from elsa_train._recipe import MOST, Recipe
 from elsa_train._report import Reporter, Row
-from elsa_train._sparsify import Pruner, Schedule, Scope
+from elsa_train._schedule import Schedule
+from elsa_train._sparsify import Pruner, Scope
 from elsa_train._tree import flatten, unflatten
 from elsa_train.data import load
 

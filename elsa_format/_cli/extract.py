@@ -43,6 +43,7 @@ from elsa_format._output.shards import written_size
     help="How to store nested tensors.",
 )
 @click.option("--keep-levels", is_flag=True, help="Stay an ELSA file with levels 1 to LEVEL.")
+@click.option("--whole", is_flag=True, help="Of a delivery file: the ELSA file it was made of.")
 @shard_size_option
 @JOBS
 @MAX_BYTES
@@ -67,8 +68,12 @@ def command(
     elsa-extract net.safetensors --max-size 20MB --layout csr -o small.safetensors
     cat net.safetensors | elsa-extract - --level 1 -o - > level1.safetensors
     elsa-extract small.safetensors --layout dense -o level3.safetensors
+    elsa-extract net.ship.safetensors --whole -o net.safetensors
     """
     one_level(options)
+    levels = [name for name in ("level", "sparsity", "max_size") if options[name] is not None]
+    if options["whole"] and (levels or options["keep_levels"] or options["layout"] != "dense"):
+        raise click.UsageError("--whole is the network as it was; it takes no level and no layout.")
     check_shards(target, options["max_shard_size"])
     if options["keep_levels"] and (options["layout"] != "dense" or options["max_size"] is not None):
         raise click.UsageError("--keep-levels goes with --layout dense, and not with --max-size.")
@@ -83,6 +88,8 @@ def command(
     size = None if target == "-" else written_size(target)
     kept = options["keep_levels"]
     summary = f"{target}: levels 1 to {level}" if kept else f"{target}: level {level}"
+    if options["whole"]:
+        kept, summary = True, f"{target}: the whole network"
     summary += "" if size is None else f", {show_size(size)}"
     summary += "" if kept else f" as {options['layout']}"
     report(

@@ -20,6 +20,7 @@ from elsa_format._cli._terminal import (
     standard_output,
     table,
 )
+from elsa_format._delivery.network import DeliveryNetwork, DeliveryShards
 from elsa_format._layouts import LAYOUTS
 from elsa_format._level_network import LevelNetwork
 from elsa_format._report.page import write_report
@@ -59,7 +60,8 @@ def command(
 ) -> None:
     """Show the levels and layers of an ELSA file; reads the header only, whatever the file's size.
 
-    Of a level file, it shows which level it is, and how much each tensor keeps.
+    Of a level file, it shows which level it is, and how much each tensor keeps; of a delivery file
+    or its first bytes, what is there, and how many bytes each level takes.
 
     \b
     elsa-inspect net.safetensors
@@ -125,6 +127,7 @@ def describe(file: File) -> dict[str, Any]:
             for t, level in enumerate(file.levels, 1)
         ],
         "dense": {"metrics": dict(profile.dense_metrics), "size": file.size("dense")},
+        **_delivery(file),
         "shard": profile.shard,
         "metadata": dict(file.metadata),
         "tensors": [
@@ -144,8 +147,10 @@ def show(file: File, *, layers: bool) -> str:
     """Everything `elsa-inspect` prints."""
     parameters = sum(info.elements for info in file.tensors.values())
     kinds = [_kind(file, name) for name in file.tensors]
+    delivery = _delivery(file).get("delivery")
+    kind = "" if delivery is None else f" delivery file, level {delivery['there']} is there"
     title = (
-        f"{file.path}: ELSA {file.profile.version}, {show_size(file.file_size)}, "
+        f"{file.path}: ELSA {file.profile.version}{kind}, {show_size(file.file_size)}, "
         f"{parameters:,} parameters in {len(file.tensors)} tensors "
         f"({kinds.count('nested')} nested, {kinds.count('per-level')} per level, "
         f"{kinds.count('shared')} shared), {file.bits}-bit counters"
@@ -213,6 +218,15 @@ def show_level(level: dict[str, Any], *, layers: bool) -> str:
     return "\n".join(lines) + "\n\n" + table(rows, left=3)
 
 
+def _delivery(file: File) -> dict[str, Any]:
+    """What there is of a delivery file, and how many of its first bytes each level needs."""
+    network = file.network
+    if not isinstance(network, DeliveryNetwork | DeliveryShards):
+        return {}
+    sizes = [{"level": level, "size": size} for level, size in network.downloads.items()]
+    return {"delivery": {"there": network.there, "levels": sizes}}
+
+
 def _kind(file: File, name: str) -> str:
     if name in file.profile.nested:
         return "nested"
@@ -230,6 +244,9 @@ def _level_table(file: File) -> str:
     dense = [_number(file.profile.dense_metrics.get(key)) for key in metrics]
     size = show_size(file.size("dense"))
     rows.append(["dense", "", f"{0:.3%}", f"{file.nested_weights:,}", size, "", "", *dense])
+    if downloads := _delivery(file).get("delivery"):
+        sizes = [show_size(entry["size"]) for entry in downloads["levels"]]
+        rows = [[*r[:2], cell, *r[2:]] for r, cell in zip(rows, ["download", *sizes], strict=True)]
     return table(rows, left=2)
 
 

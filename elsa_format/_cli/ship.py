@@ -14,7 +14,7 @@ from elsa_format._cli._terminal import (
     table,
 )
 from elsa_format._delivery.document import BLOCK, BLOCKS
-from elsa_format._delivery.ship import ShipReport
+from elsa_format._ship import ShipReport
 
 
 @click.command("ship", context_settings=SETTINGS)

@@ -18,6 +18,7 @@ from elsa_format._cli._options import (
 )
 from elsa_format._cli._progress import progress
 from elsa_format._cli._terminal import answer, keep_apart, reports_errors, say, standard_input
+from elsa_format._verify import DeliveryReport
 
 
 @click.command("verify", context_settings=SETTINGS)
@@ -41,7 +42,8 @@ def command(
 ) -> None:
     """Check an ELSA file: header, profile, every checksum, counter, count and level digest.
 
-    Of a level file: its document, that its parts fit together, and its digest.
+    Of a level file: its document, that its parts fit together, and its digest. Of a delivery file:
+    all parts that are there.
 
     SRC may be - for standard input, a URL, or a shard index (.index.json). Exit code 0 means that
     all of it holds, 3 that something does not; the message says what.
@@ -62,6 +64,9 @@ def command(
         f"({found.nested} nested), {found.checksums} checksums and {found.digests} level "
         "digests compared"
     )
+    if isinstance(found, DeliveryReport):
+        there = "no level" if found.there is None else f"level {found.there}"
+        summary += f"; {there} is there"
     if as_json:
         answer(json.dumps({"valid": True, **dataclasses.asdict(found)}), printed, force=force)
     elif printed != "-":

@@ -26,7 +26,7 @@ _KINDS = [
     (rb"\s*<\?xml", "an XML document", "if a server sent it, it holds the server's error"),
     (rb"\s*[{\[]", "JSON", "if it is a shard index, its name must end in .index.json"),
 ]
-_TORCH = "save its tensors with safetensors.torch.save_file"
+_TORCH = "elsa-pack reads it if its name ends in .pt or .bin"
 
 
 def foreign(first: bytes) -> str | None:

@@ -1,83 +1,59 @@
 """Check everything that is to hold of a delivery file or its first bytes (ELSA-D-006)."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from elsa_format import _kernels
 from elsa_format._container.header import TensorInfo
 from elsa_format._counters import refuse_unpackable
-from elsa_format._delivery.reader import Delivery, open_delivery
+from elsa_format._delivery.reader import Delivery
 from elsa_format._digest import LevelDigests
 from elsa_format._errors import CountMismatch, DigestMismatch, FormatError, NonFinite
-from elsa_format._profile import LevelNumber, variant_name
-from elsa_format._storage import Source
-from elsa_format._threads import Progress, no_progress
+from elsa_format._profile import Level, variant_name
 
 
-@dataclass(frozen=True)
-class DeliveryReport:
-    """What was found to hold.
+def check_delivery(
+    delivery: Delivery, parts: int, digests: LevelDigests, tick: Callable[[int], object]
+) -> None:
+    """Check all that is there of a file, and take its first parts into the digests of levels.
 
-    >>> verify_delivery("net.ship.safetensors")
-    DeliveryReport(path='net.ship.safetensors', there='dense', levels=3, tensors=2, digests=3)
+    Of shards, one may have more than others.
     """
-
-    path: str
-    there: LevelNumber | None
-    """The densest level that is there; None if none is."""
-    levels: int
-    tensors: int
-    digests: int
-    """Levels that are there and whose digest was compared."""
-
-
-def verify_delivery(source: Source, *, progress: Progress = no_progress) -> DeliveryReport:
-    """Read all parts that are there, and raise for the first thing that is wrong."""
-    with open_delivery(source) as delivery:
-        parts = delivery.prefix.parts
-        for part in range(1, parts + 1):
-            delivery.prefix.payloads(part)
-        compared = 0
-        if parts:
-            digests = check_tensors(delivery, parts, progress)
-            delivery.finish()
-            if delivery.profile.shard is None:
-                compared = compare_digests(delivery, digests)
-        return DeliveryReport(
-            path=delivery.path,
-            there=delivery.there,
-            levels=len(delivery.levels),
-            tensors=len(delivery.header.tensors),
-            digests=compared,
-        )
+    there = delivery.prefix.parts
+    for part in range(1, there + 1):
+        delivery.prefix.payloads(part)
+    if there > parts:
+        own = LevelDigests(delivery.profile.bits, range(1, min(there, len(delivery.levels)) + 1))
+        _check_tensors(delivery, there, own, tick)
+    if parts:
+        _check_tensors(delivery, parts, digests, tick)
+    delivery.finish()
 
 
-def compare_digests(delivery: Delivery, digests: LevelDigests) -> int:
+def compare_digests(where: str, levels: Sequence[Level], digests: LevelDigests) -> int:
     """Compare the digests of the levels that are there; how many have one."""
     compared = 0
-    for level, digest in zip(delivery.levels, digests.result(), strict=False):
+    for level, digest in zip(levels, digests.result(), strict=False):
         if level.digest not in (None, digest):
             raise DigestMismatch(
-                f"{delivery.path}: level {level.name!r}: digest {digest}, expected {level.digest}"
+                f"{where}: level {level.name!r}: digest {digest}, expected {level.digest}"
             )
         compared += level.digest is not None
     return compared
 
 
-def check_tensors(
-    delivery: Delivery, parts: int, progress: Progress, into: LevelDigests | None = None
-) -> LevelDigests:
-    """Decode what the first parts have, and check it but for digests, which are returned."""
+def _check_tensors(
+    delivery: Delivery, parts: int, digests: LevelDigests, tick: Callable[[int], object]
+) -> None:
+    """Decode what the first parts have, and check it but for digests."""
     profile, levels = delivery.profile, min(parts, len(delivery.levels))
-    digests = into or LevelDigests(profile.bits, range(1, levels + 1))
     variants = {
         variant_name(name, t): (name, t)
         for name in profile.per_level
         for t in range(1, len(delivery.levels) + 1)
     }
     problems: list[FormatError] = []
-    done, total = 0, delivery.header.data_size
     for info in delivery.header.tensors.values():
         place = delivery.prefix.plan.places.get(info.name)
         if place is not None and place.part > parts:
@@ -97,11 +73,9 @@ def check_tensors(
                     digests.end_plain(info, name, [level])
             elif info.name not in profile.varying:
                 digests.end_plain(info, info.name, range(1, levels + 1))
-        done += info.nbytes
-        progress(done, total)
+        tick(info.nbytes)
     for problem in sorted(problems, key=lambda error: isinstance(error, CountMismatch)):
         raise problem
-    return digests
 
 
 def _check_nested(delivery: Delivery, info: TensorInfo, parts: int, digests: LevelDigests) -> None:

@@ -12,6 +12,7 @@ from elsa_format._container.dtypes import DTYPES
 from elsa_format._container.header import LENGTH_BYTES, MAX_HEADER, Header, TensorInfo, serialize
 from elsa_format._container.json import dump, parse_document
 from elsa_format._errors import ChecksumMismatch, InvalidDelivery, NotElsa
+from elsa_format._profile import KEY as PROFILE
 from elsa_format._profile import ZEROS, check_version, header_checksum
 
 KEY = "elsa_delivery"
@@ -57,8 +58,11 @@ class Document:
 
 
 def is_delivery(header: Header) -> bool:
-    """Whether a file with this header is a delivery file, whatever else it may be."""
-    return KEY in header.metadata
+    """Whether a file with this header is to be read as a delivery file.
+
+    An ELSA file may have any metadata, but no such tensor; what has neither is a broken one.
+    """
+    return KEY in header.metadata and (TENSOR in header.tensors or PROFILE not in header.metadata)
 
 
 def parse(header: Header, where: str) -> Document:

@@ -30,11 +30,12 @@ class Growing(StreamStorage):
     A level needs bytes of several places for each block; and an upgrade all that came before.
     """
 
-    def __init__(self, upstream: Storage) -> None:
-        self._upstream, self._growth = upstream, threading.Lock()
+    def __init__(self, upstream: Storage, start: int = 0) -> None:
+        """Keep what comes from `start` on; what was before is known."""
+        self._upstream, self._growth, self._start = upstream, threading.Lock(), start
         file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - see close
         super().__init__(file, upstream.name)
-        self.have = 0
+        self.have = start
         self.size: int | None = upstream.size  # type: ignore[assignment]
 
     def keep(self, stop: int) -> int:
@@ -45,7 +46,7 @@ class Growing(StreamStorage):
             with closing(self._upstream.reader(self.have, stop)) as reader:
                 while self.have < stop and (data := reader.read(min(stop - self.have, COPIED))):
                     with self._lock:
-                        self._stream.seek(self.have)
+                        self._stream.seek(self.have - self._start)
                         view = memoryview(data)
                         while view:
                             view = view[self._stream.write(view) :]
@@ -53,6 +54,10 @@ class Growing(StreamStorage):
             if self.have < stop and isinstance(self._upstream, PipeStorage):
                 self.size = self.have
             return self.have
+
+    def read_at(self, position: int, view: memoryview) -> int:
+        """Fill as much of the buffer as one read gives from a position."""
+        return super().read_at(position - self._start, view)
 
     def front(self) -> Readable:
         """Read from the front."""
@@ -97,10 +102,10 @@ def open_bytes(source: Source) -> Storage:
 class Prefix:
     """A delivery file, or its first bytes; what has been checked is of lines 1 to 8 of §10."""
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: Storage, header: Header | None = None) -> None:
         self.storage, self.name = storage, storage.name
-        self.delivery_header = read_header(storage.front(), self.name)
-        self.document = _document.parse(self.delivery_header, self.name)
+        header = header or read_header(storage.front(), self.name)
+        self.document = _document.parse(header, self.name)
         ends = self.document.ends
         if storage.size is not None and storage.size > ends[-1]:
             raise TrailingData(f"{self.name}: more than the {ends[-1]} bytes of its parts")
@@ -146,9 +151,12 @@ class Prefix:
 
     @property
     def parts(self) -> int:
-        """How many of parts 1…T and the dense part are complete: the levels there, at most T."""
+        """How many of parts 1…T and the dense part are complete: the levels there, at most T.
+
+        Where nobody says how long the file is, all of it has to be read to know.
+        """
         size = self.storage.size
-        return self.document.parts_in(sys.maxsize if size is None else size)
+        return self.document.parts_in(self._length(sys.maxsize) if size is None else size)
 
     def end(self, part: int) -> int:
         """Where a part ends in the file: how many bytes its level needs."""

@@ -10,17 +10,17 @@ from numpy.typing import NDArray
 
 from elsa_format import _kernels
 from elsa_format._closing import Closing
+from elsa_format._container.arrays import as_array
 from elsa_format._container.header import RESERVED, Header, TensorInfo
 from elsa_format._delivery.codec import decode_nested, decode_plain
 from elsa_format._delivery.prefix import Growing, Prefix, open_prefix
 from elsa_format._delivery.sequences import Place, Sequence
 from elsa_format._errors import ChecksumMismatch, CountMismatch, InvalidOption, TrailingData
-from elsa_format._level_reader import as_array
 from elsa_format._memory import BLOCK, aligned, give_block, take_block
 from elsa_format._output import Target, open_output
 from elsa_format._profile import Level, LevelLike, LevelNumber, Profile, find_level
 from elsa_format._storage import Source
-from elsa_format._threads import CORES, Progress, no_progress, run
+from elsa_format._threads import CORES, Meter, Progress, no_progress, run
 
 CACHE = 24 << 20
 """Bytes of decoded blocks that are kept: tensors of several sequences follow one another."""
@@ -123,10 +123,9 @@ class Delivery(Closing):
         checksum = xxhash.xxh3_64() if complete and info.name in self.profile.checksums else None
         buffer = take_block() if into is None else into
         for start in range(0, info.nbytes, BLOCK):
-            assert place is not None
             size = min(BLOCK, info.nbytes - start)
             block = buffer[:size] if into is None else buffer[start : start + size]
-            self._copy(place, part, start, block)
+            self.read(info, part, start, block)
             if checksum:
                 checksum.update(block.data)
             yield block
@@ -135,8 +134,9 @@ class Delivery(Closing):
         if into is None:
             give_block(buffer)
 
-    def _copy(self, place: Place, part: int, start: int, out: NDArray[np.uint8]) -> None:
-        """Bytes of a tensor, from the blocks of its sequence that they are in."""
+    def read(self, info: TensorInfo, part: int, start: int, out: NDArray[np.uint8]) -> None:
+        """Bytes of a tensor as the first parts have it, from `start` on."""
+        place = self.prefix.plan.places[info.name]
         sequence = place.sequence
         itemsize = sequence.words.itemsize
         at, done = place.start + start // itemsize, 0
@@ -215,31 +215,28 @@ class Delivery(Closing):
         self, target: Target, *, force: bool = False, progress: Progress = no_progress
     ) -> None:
         """Write the ELSA file that the delivery file was made of, byte for byte."""
-        part = self._part("dense")
-        total, done = self.header.data_size, 0
+        meter = Meter(progress, self.header.data_start + self.header.data_size)
         with open_output(target, force=force, in_order=True) as output:
-            output.write_at(0, self.prefix.head)
-            position = len(self.prefix.head)
-            for info in self.header.tensors.values():
-                for block in self.blocks(info, part):
-                    output.write_at(position, block)
-                    position += block.size
-                    done += block.size
-                    progress(done, total)
+            for position, block in self.whole_blocks():
+                output.write_at(position, block)
+                meter.tick(memoryview(block).nbytes)
             self.finish()
             output.commit()
 
+    def whole_blocks(self) -> Iterator[tuple[int, Any]]:
+        """The ELSA file in order: positions and the bytes there, in memory that is reused."""
+        part, position = self._part("dense"), len(self.prefix.head)
+        yield 0, self.prefix.head
+        for info in self.header.tensors.values():
+            for block in self.blocks(info, part):
+                yield position, block
+                position += block.size
+
     def finish(self) -> None:
         """Nothing follows what was read, and it is what it was."""
-        if self.prefix.parts > len(self.levels):
-            end = self.prefix.document.ends[-1]
-            storage = self.prefix.storage
-            if (
-                isinstance(storage, Growing)
-                and storage.size is None
-                and storage.keep(end + 1) > end
-            ):
-                raise TrailingData(f"{self.path}: bytes follow the last part")
+        storage, end = self.prefix.storage, self.prefix.document.ends[-1]
+        if isinstance(storage, Growing) and storage.have >= end and storage.keep(end + 1) > end:
+            raise TrailingData(f"{self.path}: bytes follow the last part")
         self.prefix.storage.check_unchanged()
 
     def close(self) -> None:

@@ -28,7 +28,8 @@ class Checkpoint(Closing, ABC):
     (True, [['w']])
 
     A kind of file has a subclass that is called with the path. Other packages register theirs as
-    entry points of the group `elsa.checkpoints`, under each suffix that such files have.
+    entry points of the group `elsa.checkpoints`, under each suffix that such files have, and under
+    the name of a library if it takes dictionaries of that library's arrays, too.
     """
 
     path: str

@@ -1,7 +1,7 @@
 """Open a checkpoint of whatever kind."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ CheckpointLike = str | os.PathLike[str] | Mapping[str, NDArray[Any]] | Checkpoin
 def open_checkpoint(source: CheckpointLike) -> Checkpoint:
     """The checkpoint behind a path, a dictionary of arrays, or itself."""
     if isinstance(source, Mapping):
-        return ArrayCheckpoint(source)
+        return _of_arrays(source)
     if not isinstance(source, str | os.PathLike):
         return source if isinstance(source, Checkpoint) else Adapted(source)
     if is_index(source) or is_url(source):
@@ -30,20 +30,37 @@ def open_checkpoint(source: CheckpointLike) -> Checkpoint:
     suffix = path.suffix.lower().lstrip(".")
     if suffix == "npz":
         return NpzCheckpoint(path)
-    return _plugged_in(path, suffix) or SafetensorsCheckpoint(path)
+    return _of_file(path, suffix) or SafetensorsCheckpoint(path)
 
 
-def _plugged_in(path: Path, suffix: str) -> Checkpoint | None:
+def _of_arrays(source: Mapping[str, Any]) -> Checkpoint:
+    """Arrays in memory; those of a library with a plug-in, such as PyTorch, are its to read."""
+    libraries = {type(value).__module__.partition(".")[0] for value in source.values()}
+    for library in sorted(libraries - {"builtins", "numpy"}):
+        for kind in _plugged_in(library, f"reading arrays of {library}"):
+            return kind(source)  # type: ignore[call-arg]
+    return ArrayCheckpoint(source)
+
+
+def _of_file(path: Path, suffix: str) -> Checkpoint | None:
     """The file as a checkpoint of a kind that another package reads."""
-    from importlib.metadata import entry_points  # only here, as it takes long to import
-
-    for entry in entry_points(group="elsa.checkpoints", name=suffix):
-        try:
-            kind: type[Checkpoint] = entry.load()
-        except ImportError as error:
-            raise MissingExtra.of(error, f"{path}: reading .{suffix}", suffix) from None
+    for kind in _plugged_in(suffix, f"{path}: reading .{suffix}"):
         with open(path, "rb") as file:
             first = file.read(SNIFFED)
         if kind.matches(os.fspath(path), first):
             return kind(path)  # type: ignore[call-arg]
     return None
+
+
+def _plugged_in(name: str, what: str) -> Iterator[type[Checkpoint]]:
+    """The kinds of checkpoint that other packages have for a suffix or a library.
+
+    An entry point can state the extra that brings what it needs; else that has the same name.
+    """
+    from importlib.metadata import entry_points  # only here, as it takes long to import
+
+    for entry in entry_points(group="elsa.checkpoints", name=name):
+        try:
+            yield entry.load()
+        except ImportError as error:
+            raise MissingExtra.of(error, what, (entry.extras or [name])[0]) from None

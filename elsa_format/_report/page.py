@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
+from elsa_format._delivery.network import DeliveryNetwork, DeliveryShards
 from elsa_format._errors import InvalidOption
 from elsa_format._layouts import LAYOUTS
 from elsa_format._level_header import LevelSizes
@@ -113,6 +114,9 @@ def describe(network: Network) -> dict[str, Any]:
             for key, text in sorted(header.metadata.items())
             if key != KEY
         ],
+        "downloads": list(network.downloads.values())
+        if isinstance(network, DeliveryNetwork | DeliveryShards)
+        else None,
         "full": None,
     }
 

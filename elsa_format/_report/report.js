@@ -164,7 +164,8 @@
     const digests = levels.some((level) => level.digest);
     const swatch = (t) => { const box = make("span", { class: "swatch" }); box.style.background = stepColour(t); return box; };
     const cell = (text, kind = "num") => make("td", { class: kind }, text);
-    const head = ["Level", "Name", "Sparsity", "Kept", ...LAYOUTS.map((name) => `As ${name}`)];
+    const head = ["Level", "Name", "Sparsity", "Kept", ...LAYOUTS.map((name) => `As ${name}`), ...(data.downloads ? ["Download"] : [])];
+    const download = (t) => (data.downloads ? [data.downloads[t]] : []); // bytes of a delivery file
     const asked = (level) => {
       if (level.pattern) return make("span", { class: "sub" }, `asked for ${level.pattern}`);
       const named = /^\s*([\d.]+)\s*%\s*$/.exec(level.name); // most names are the target, rounded
@@ -187,8 +188,8 @@
         ...metrics.map((metric) => make("th", { scope: "col", class: "num" }, isolated(metric, 28))),
         digests ? make("th", { scope: "col" }, "Digest") : null)),
       make("tbody", {}, ...levels.map((level, i) =>
-        row(String(i + 1), i + 1, isolated(level.name, 80), asked(level), level.kept, level.sizes, level.metrics, level.digest))),
-      make("tfoot", {}, row("dense", 0, "the file as it is", null, file.weights, [data.dense.size, null, null], data.dense.metrics, null)),
+        row(String(i + 1), i + 1, isolated(level.name, 80), asked(level), level.kept, [...level.sizes, ...download(i)], level.metrics, level.digest))),
+      make("tfoot", {}, row("dense", 0, "the file as it is", null, file.weights, [data.dense.size, null, null, ...download(levels.length)], data.dense.metrics, null)),
     );
   }
 

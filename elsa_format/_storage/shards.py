@@ -19,9 +19,7 @@ from elsa_format._container.header import (
     Readable,
     TensorInfo,
     VirtualHeader,
-    check_size,
     read_exactly,
-    read_header,
 )
 from elsa_format._container.index import Index, is_url
 from elsa_format._container.index import parse as parse_index
@@ -193,23 +191,10 @@ def shard_source(source: Source, file: str) -> Source:
     return shard_path(Path(source), file)
 
 
-def open_file(source: Source, parse: Callable[[Header, str], T]) -> tuple[Storage, Header, T]:
-    """A safetensors file: its bytes, its header, and what is parsed of that."""
-    storage = open_storage(source)
-    try:
-        header = read_header(storage.front(), storage.name)
-        parsed = parse(header, storage.name)
-        check_size(header, storage.size, storage.name)
-    except BaseException:
-        storage.close()
-        raise
-    return storage, header, parsed
-
-
 def open_parsed(
-    source: Source, parse: Callable[[Header, str], T]
+    source: Source, open_shard: Callable[[Source], tuple[Storage, Header, T]]
 ) -> tuple[Shards, Index, dict[str, T]]:
-    """Shards sorted by file name, their index, and by file what is parsed of the headers."""
+    """Shards sorted by file name, their index, and by file what is parsed of each."""
     index, where = read_index(source)
     sources = {file: shard_source(source, file) for file in index.files}
     for file, path in sources.items():
@@ -219,7 +204,7 @@ def open_parsed(
     parsed = {}
     try:
         for file, path in sources.items():
-            storage, header, parsed[file] = open_file(path, parse)
+            storage, header, parsed[file] = open_shard(path)
             opened.append(Shard(file, storage, header))
         _check_map(index, opened, where)
     except BaseException:

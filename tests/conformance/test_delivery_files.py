@@ -12,8 +12,7 @@ import pytest
 from vector_files import COMMITTED, Vector, each
 
 import elsa_format
-from elsa_format import ElsaError
-from elsa_format._delivery.check import verify_delivery
+from elsa_format import ElsaError, verify
 
 EXAMPLE = COMMITTED / "valid" / "delivery" / "example.ship.safetensors"
 
@@ -44,7 +43,7 @@ def whole(source: Path | io.BytesIO) -> bytes:
 def test_whole_file_gives_its_source(vector: Vector) -> None:
     """ELSA-D-003, ELSA-D-004, ELSA-D-006."""
     assert hashlib.sha256(whole(vector.path)).hexdigest() == vector["whole"]
-    report = verify_delivery(vector.path)
+    report = verify(vector.path)
     assert (report.there, report.levels) == ("dense", vector["levels"])
 
 
@@ -120,7 +119,7 @@ def read(path: Path, level: int | str | None) -> None:
 @each("invalid", "delivery")
 def test_invalid_file_is_rejected(vector: Vector) -> None:
     """On opening, on reading a level, or by a Validator (ELSA-D-043, ELSA-D-044)."""
-    assert error_of(lambda: verify_delivery(vector.path)) == vector["error"]
+    assert error_of(lambda: verify(vector.path)) == vector["error"]
     if vector["checked_by"] == "reader":
         assert error_of(lambda: read(vector.path, None)) == vector["error"]
     elif vector["checked_by"] == "level":
@@ -182,7 +181,7 @@ def test_every_byte_changed(tmp_path: Path) -> None:
         changed = bytearray(raw)
         changed[at] ^= 1 << at % 8
         path.write_bytes(changed)
-        assert error_of(lambda: verify_delivery(path)), at
+        assert error_of(lambda: verify(path)), at
 
 
 @pytest.mark.parametrize("case", ["example", "choices", "gaps", "per_level"])
@@ -206,7 +205,7 @@ def test_payloads_changed_with_their_checksums(case: str) -> None:
                 entry = document.ends[part] + 12 * number + 4
                 changed[entry : entry + 8] = checksum.to_bytes(8, "little")
                 source = io.BytesIO(bytes(changed))
-                verdicts[error_of(lambda: verify_delivery(source))] += 1  # noqa: B023
+                verdicts[error_of(lambda: verify(source))] += 1  # noqa: B023
     assert verdicts["InvalidDelivery"]
     assert set(verdicts) <= {
         *(None, "InvalidDelivery", "CountMismatch", "NonFinite"),
@@ -217,3 +216,21 @@ def test_payloads_changed_with_their_checksums(case: str) -> None:
 def _entry(raw: bytes, start: int, count: int, number: int) -> tuple[int, int, int]:
     sizes = [int.from_bytes(raw[start + 12 * i :][:4], "little") for i in range(number + 1)]
     return start + 12 * count + sum(sizes[:-1]), sizes[-1], 0
+
+
+@each("valid", "delivery_index")
+def test_vectors_of_shards(vector: Vector) -> None:
+    """ELSA-D-042."""
+    assert elsa_format.verify(vector.path).there == "dense"
+    with elsa_format.open(vector.path) as file:
+        for t in range(1, vector["levels"] + 1):
+            digest = elsa_format.level_digest(file.load(t), file.nested)
+            assert digest == vector["digests"][str(t)]
+
+
+@each("invalid", "delivery_index")
+def test_invalid_vectors_of_shards(vector: Vector) -> None:
+    """ELSA-D-042."""
+    with pytest.raises(elsa_format.ElsaError) as error:
+        elsa_format.verify(vector.path)
+    assert type(error.value).__name__ == vector["error"]

@@ -4,6 +4,7 @@ import hashlib
 import re
 import shutil
 import subprocess
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,15 @@ from pages import PAGES, ROOT, blocks, run
 
 import elsa_format
 
+NEEDED = {"pytorch.md": ["torch"], "huggingface.md": ["torch", "transformers", "accelerate"]}
+"""What pages need that make test does without."""
+
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in NEEDED.get(page.name, []):
+        if find_spec(package) is None:
+            pytest.skip(f"{package} is not installed (make test-torch)")
     monkeypatch.chdir(tmp_path)
     run(page, blocks(page))
 

@@ -6,6 +6,7 @@ import pkgutil
 import shutil
 from collections.abc import Iterator
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
@@ -24,7 +25,22 @@ PUBLIC = (
     "elsa_train",
     "elsa_converters.onnx",
     "elsa_converters.flax_onnx",
+    "elsa_converters.torch",
+    "elsa_converters.transformers",
+    "elsa_train.torch",
+    "elsa_train.torch.trainer",
 )
+OPTIONAL = {
+    "elsa_converters.torch": "torch",
+    "elsa_converters.transformers": "transformers",
+    "elsa_train.torch": "torch",
+    "elsa_train.torch.trainer": "transformers",
+}
+"""Packages that make test does without, and what they need."""
+OWN = {
+    "elsa_converters.flax_onnx": ["template_from_flax"],
+    "elsa_train.torch.trainer": ["NestingCallback"],
+}
 WITHOUT = {
     "JaxprunerRule": "needs jaxpruner, which is not on PyPI",
     "jaxpruner_rules": "needs jaxpruner, which is not on PyPI",
@@ -37,6 +53,13 @@ def modules() -> Iterator[str]:
         yield package
         found = pkgutil.walk_packages(import_module(package).__path__, f"{package}.")
         yield from (m.name for m in found if not m.name.endswith(("._native", ".__main__")))
+
+
+def load(name: str) -> ModuleType:
+    for package, needed in OPTIONAL.items():
+        if f"{name}.".startswith(f"{package}.") and find_spec(needed) is None:
+            pytest.skip(f"{needed} is not installed (make test-torch)")
+    return import_module(name)
 
 
 @pytest.fixture(scope="module")
@@ -75,12 +98,12 @@ def test_examples_run(
 ) -> None:
     shutil.copytree(example, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    assert doctest.testmod(import_module(name)).failed == 0
+    assert doctest.testmod(load(name)).failed == 0
 
 
 @pytest.mark.parametrize("name", PUBLIC)
 def test_everything_public_has_an_example(name: str) -> None:
-    module = import_module(name)
+    module = load(name)
     lacking = [key for key, value in public(module) if ">>>" not in (inspect.getdoc(value) or "")]
     assert [key for key in lacking if key not in WITHOUT] == []
     assert "+SKIP" not in "".join(inspect.getdoc(value) or "" for _, value in public(module))
@@ -88,7 +111,7 @@ def test_everything_public_has_an_example(name: str) -> None:
 
 def public(module: ModuleType) -> Iterator[tuple[str, object]]:
     """What is exported and can be used: not errors, not protocols, not aliases of types."""
-    for key in getattr(module, "__all__", ["template_from_flax"]):
+    for key in getattr(module, "__all__", OWN.get(module.__name__, [])):
         value = getattr(module, key)
         if inspect.isfunction(value) or (inspect.isclass(value) and is_usable(value)):
             yield key, value

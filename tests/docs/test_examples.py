@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -43,8 +44,35 @@ def test_switch_level(tmp_path: Path) -> None:
     assert len(lines) == 3
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("torch") is None, reason="PyTorch is not installed (make test-torch)"
-)
+def needs(*packages: str) -> pytest.MarkDecorator:
+    missing = [package for package in packages if importlib.util.find_spec(package) is None]
+    return pytest.mark.skipif(
+        bool(missing), reason=f"{', '.join(missing)} not installed (make test-torch)"
+    )
+
+
+@needs("torch")
 def test_torch_state_dict(tmp_path: Path) -> None:
-    assert run("torch_state_dict.py", tmp_path) == "level 2: 90.0% of the weights are zero\n"
+    lines = run("torch_state_dict.py", tmp_path).splitlines()
+    assert lines[1] == "level 2: 90.0% of the weights are zero"
+    assert len(lines) == 3
+
+
+@needs("torch")
+def test_torch_digits(tmp_path: Path) -> None:
+    *levels, dense = run("torch_digits.py", tmp_path).splitlines()
+    assert [line.split(":")[0] for line in levels] == ["level 95%", "level 90%", "level 80%"]
+    for line in levels:
+        frozen, found = re.findall(r"([\d.]+)% (?:when|from)", line)
+        assert frozen == found
+        assert float(found) > 85
+    assert float(dense.rsplit(" ", 1)[1].rstrip("%")) > 90
+
+
+@needs("torch", "transformers", "accelerate")
+def test_torch_transformer(tmp_path: Path) -> None:
+    _, *levels = run("torch_transformer.py", tmp_path).splitlines()
+    assert [line.split(":")[0] for line in levels] == ["level 80%", "level 50%"]
+    for line in levels:
+        frozen, found = map(float, re.findall(r"\d\.\d+", line))
+        assert frozen == found < 2.5

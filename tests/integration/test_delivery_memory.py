@@ -40,8 +40,8 @@ with elsa_format.open_delivery(sys.argv[1]) as delivery:
     assert peak(RUN, *words) - interpreter <= BOUND
     verify = f"""
 import sys
-from elsa_format._delivery.check import verify_delivery
-assert verify_delivery(sys.argv[1]).digests == 3
+from elsa_format import verify
+assert verify(sys.argv[1]).digests == 3
 {PEAK}
 """
     assert peak(verify, fetched) - interpreter <= BOUND

@@ -16,8 +16,8 @@ from click.testing import CliRunner
 from faulty_server import Server, add_header, claim, cut_after, fine, replace_by, serving, status
 
 import elsa_format as elsa
+from elsa_format import verify
 from elsa_format._cli import find_command
-from elsa_format._delivery.check import verify_delivery
 
 SHIPPED = "net.ship.safetensors"
 
@@ -80,7 +80,7 @@ def test_levels_are_those_of_the_source(source: Path, shipped: Path) -> None:
         for level in (1, 2, 3, "dense"):
             expected = {name: array.tobytes() for name, array in file.load(level).items()}
             assert arrays_of(shipped, level) == expected
-    assert verify_delivery(shipped).digests == 3
+    assert verify(shipped).digests == 3
 
 
 @pytest.mark.parametrize("jobs", [1, 3])
@@ -117,7 +117,7 @@ def test_nothing_is_replaced_or_left(source: Path, tmp_path: Path) -> None:
         elsa.ship(source, target)
     assert target.read_bytes() == b"precious"
     elsa.ship(source, target, force=True)
-    assert verify_delivery(target).there == "dense"
+    assert verify(target).there == "dense"
     (tmp_path / "cut").write_bytes(source.read_bytes()[:-1])
     with pytest.raises(elsa.Truncated):
         elsa.ship(tmp_path / "cut", tmp_path / "out")

@@ -1,12 +1,16 @@
 """Sessions from memory."""
 
 import io
+import os
 from pathlib import Path
 
+import numpy as np
 import onnx_models as m
 import onnxruntime
 import pytest
 from elsa_converters.onnx import export, session
+
+import elsa_format
 
 
 def test_switching_the_level_is_one_call(tmp_path: Path) -> None:
@@ -62,3 +66,16 @@ def test_a_stream_gives_one_level(tmp_path: Path) -> None:
     )
     with pytest.raises(io.UnsupportedOperation):
         net.use_level(1)
+
+
+def test_a_session_from_the_first_bytes_of_a_delivery_file(tmp_path: Path) -> None:
+    net, template = m.packed(m.save(m.mlp(), tmp_path / "m.onnx"), tmp_path)
+    delivered = tmp_path / "net.ship.safetensors"
+    elsa_format.ship(net, delivered)
+    with elsa_format.open_delivery(delivered) as delivery:
+        os.truncate(delivered, delivery.sizes[1])
+    whole = session(net, template, level=1)
+    shapes = {i.name: [n if isinstance(n, int) else 3 for n in i.shape] for i in whole.get_inputs()}
+    feeds = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
+    found = session(delivered, template, level=1).run(None, feeds)
+    assert [y.tobytes() for y in found] == [y.tobytes() for y in whole.run(None, feeds)]

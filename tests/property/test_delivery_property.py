@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from test_every_route import networks
 
 import elsa_format as elsa
-from elsa_format._delivery.check import verify_delivery
+from elsa_format import verify
 
 
 @settings(max_examples=40, deadline=None)
@@ -41,7 +41,7 @@ def test_ship_and_back(made: tuple[dict[str, np.ndarray], int, int], block: int,
                     name: array.tobytes() for name, array in wanted.items()
                 }
         ends = delivery.prefix.document.ends
-    assert verify_delivery(io.BytesIO(shipped.getvalue())).digests == levels
+    assert verify(io.BytesIO(shipped.getvalue())).digests == levels
     assert report.sizes["dense"] == ends[-1]
     if block >= 18:
         assert ends[-1] - ends[1] <= 1.005 * len(raw) + 12 * 8 * (levels + 1) + 300 * (levels + 1)

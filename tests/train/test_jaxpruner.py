@@ -13,7 +13,8 @@ import pytest
 from elsa_train import Network, _method, multi_level, parse_levels
 from elsa_train._errors import BadRecipe, FrozenWeightChanged, InfeasibleTraining, TrainError
 from elsa_train._jaxpruner import JaxprunerRule, jaxpruner_rules, load_jaxpruner, make_updater
-from elsa_train._sparsify import Schedule, Scope, apply_mask
+from elsa_train._schedule import Schedule
+from elsa_train._sparsify import Scope, apply_mask
 
 RNG = np.random.default_rng(0)
 PARAMS = {

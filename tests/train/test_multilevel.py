@@ -8,7 +8,8 @@ import pytest
 import elsa_format
 from elsa_train import Network, _method, multi_level, parse_levels, write_file
 from elsa_train._errors import FrozenWeightChanged, InfeasibleTraining
-from elsa_train._sparsify import Pruner, Schedule, Scope, apply_mask
+from elsa_train._schedule import Schedule
+from elsa_train._sparsify import Pruner, Scope, apply_mask
 
 RNG = np.random.default_rng(0)
 # No flax here: tuples and lists of arrays, statistics beside them.

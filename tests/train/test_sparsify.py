@@ -6,7 +6,8 @@ import pytest
 
 from elsa_train._errors import InfeasibleTraining
 from elsa_train._levels import parse_levels
-from elsa_train._sparsify import Pruner, Schedule, Scope, apply_mask
+from elsa_train._schedule import Schedule
+from elsa_train._sparsify import Pruner, Scope, apply_mask
 
 
 def weights(seed=0):

@@ -97,3 +97,19 @@ def test_arrays_need_not_be_contiguous() -> None:
     counters = np.arange(12).reshape(4, 3) % 4
     packed = elsa.embed_counters(weights, counters, 2)
     assert (elsa.read_counters(packed, 2) == counters).all()
+
+
+def test_a_level_is_masked_into_memory_that_is_there() -> None:
+    weights = np.arange(64, dtype=np.uint32).view(np.float32).reshape(8, 8)
+    expected = elsa.mask_level(weights, 2, 2)
+    out = np.ones_like(weights)
+    assert elsa.mask_level(weights, 2, 2, out=out) is out
+    assert out.tobytes() == expected.tobytes()
+    elsa.mask_level(weights, 2, 2, out=weights)
+    assert weights.tobytes() == expected.tobytes()
+    for wrong in (np.empty((8, 7), np.float32), np.empty((8, 8), np.int32), out.T):
+        with pytest.raises(ValueError, match="out"):
+            elsa.mask_level(weights, 2, 2, out=wrong)
+    out.flags.writeable = False
+    with pytest.raises(ValueError, match="writable"):
+        elsa.mask_level(weights, 2, 2, out=out)

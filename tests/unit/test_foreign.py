@@ -42,9 +42,9 @@ def text(content: bytes) -> Callable[[Path], object]:
 @pytest.mark.parametrize(
     ("name", "make", "kind", "advice"),
     [
-        ("model.pt", torch_zip, "PyTorch", "safetensors.torch.save_file"),
-        ("old.bin", lambda p: p.write_bytes(pickle.dumps({"weight": 1})), "pickle", "save_file"),
-        ("model.bin", numpy_archive, "numpy archive", ".npz"),
+        ("model.zip", torch_zip, "PyTorch", "elsa-pack reads it if its name ends in .pt"),
+        ("old.pkl", lambda p: p.write_bytes(pickle.dumps({"weight": 1})), "pickle", "ends in .pt"),
+        ("model.dat", numpy_archive, "numpy archive", ".npz"),
         ("w.npy", lambda p: np.save(p, np.ones(3)), "numpy array", "savez"),
         ("model.h5", text(b"\x89HDF\r\n\x1a\n" + bytes(64)), "HDF5", "safetensors"),
         ("model.gguf", text(b"GGUF\x03" + bytes(64)), "GGUF", "checkpoint"),

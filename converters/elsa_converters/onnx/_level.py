@@ -123,5 +123,5 @@ def open_level(
         binding = bind(template, network)
         number = level(binding) if callable(level) else network.level_number(level)
         meter = Meter(progress, network.header.data_size)
-        with LevelReader(network, verify=verify, tick=meter.tick) as reader:
+        with LevelReader(network, number, verify=verify, tick=meter.tick) as reader:
             yield LevelPass(binding, number, reader)

@@ -1,0 +1,225 @@
+"""Switch a module that runs from level to level, in the memory it has."""
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+import elsa_format
+from elsa_converters._directory import weights_file
+from elsa_converters.torch._load import changed, is_plain, level_of, load_level, match
+from elsa_converters.torch._tensors import (
+    as_array,
+    bytes_of,
+    mask_into,
+    read_into,
+    run,
+    torch_dtype,
+)
+from elsa_format import File, InputChanged, InvalidOption, TensorInfo
+from elsa_format.plugins import LevelLike, LevelNumber
+
+CHUNK = 4 << 20
+"""Bytes that a thread masks at a time."""
+
+
+class Packed(NamedTuple):
+    """A nested tensor: its weights with their counters, and the tensor that shows a level of it."""
+
+    weights: NDArray[Any]
+    dtype: torch.dtype
+    shown: Tensor
+
+
+def show(tensors: Iterable[Packed], bits: int, level: LevelNumber) -> None:
+    """Write a level of packed tensors to the tensors that show it."""
+    jobs: list[tuple[NDArray[Any], NDArray[Any]]] = []
+    others = []
+    nbytes = 0
+    for packed in tensors:
+        if not is_plain(packed.shown, packed.dtype):
+            others.append(packed)
+            continue
+        target = bytes_of(packed.shown).view(packed.weights.dtype)
+        step = CHUNK // target.itemsize
+        for start in range(0, target.size, step):
+            jobs.append((packed.weights[start : start + step], target[start : start + step]))
+        nbytes += target.nbytes
+        changed(iter([packed.shown]))
+    run(lambda job: mask_into(*job, bits, level), jobs, nbytes)
+    for packed in others:  # masked first: a cast would destroy the counters
+        masked = torch.empty(packed.shown.shape, dtype=packed.dtype)
+        mask_into(packed.weights, bytes_of(masked).view(packed.weights.dtype), bits, level)
+        packed.shown.detach().copy_(masked)
+
+
+class Levels:
+    """The levels of a file in a module; see `attach`.
+
+    >>> model = torch.nn.Linear(100, 100)
+    >>> elsa_format.pack(model.state_dict(), "linear.safetensors", sparsities=[90, 50]).nested
+    ('weight',)
+    >>> with Levels(model, "linear.safetensors", 2) as levels:
+    ...     levels.use(1)
+    ...     levels.level, int((model.weight != 0).sum())
+    (1, 1000)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        source: Any,
+        level: LevelLike = "dense",
+        *,
+        strict: bool = True,
+        verify: bool = True,
+    ) -> None:
+        source = weights_file(source)
+        self.file = elsa_format.open(source, verify=verify)
+        try:
+            refuse_one_level(self.file)
+            load_level(model, self.file, level, strict=strict)
+            own, _ = match(model, self.file, strict=strict)
+            weights = packed_weights(source, self.file)
+        except BaseException:
+            self.file.close()
+            raise
+        self._packed = [
+            Packed(
+                weights[name], torch_dtype(self.file.network.tensors[name], self.file.path), tensor
+            )
+            for name, tensor in own.items()
+            if name in weights
+        ]
+        self._varying = {name: own[name] for name in self.file.per_level if name in own}
+        self.level: LevelNumber = level_of(self.file, level)
+        """The level the module is at: its number, or "dense"."""
+
+    def use(self, level: LevelLike) -> None:
+        """Switch the module to a level: its nested and per-level tensors are written anew."""
+        number = level_of(self.file, level)
+        variants = {}
+        for name in self._varying:  # read first: nothing is written if that fails
+            info = self.file.network.tensors[name]
+            variants[name] = torch.empty(info.shape, dtype=torch_dtype(info, self.file.path))
+            read_into(self.file, name, number, variants[name])
+        show(self._packed, self.file.bits, number)
+        for name, tensor in self._varying.items():
+            tensor.detach().copy_(variants[name])
+        self.level = number
+
+    @contextmanager
+    def at(self, level: LevelLike) -> Iterator[None]:
+        """Be at a level for a while, and then at the one before."""
+        before = self.level
+        self.use(level)
+        try:
+            yield
+        finally:
+            self.use(before)
+
+    def close(self) -> None:
+        """Close the file; the module stays at its level."""
+        self._packed, self._varying = [], {}
+        self.file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def attach(
+    model: nn.Module,
+    source: Any,
+    level: LevelLike = "dense",
+    *,
+    strict: bool = True,
+    verify: bool = True,
+) -> Levels:
+    """Load a level into a module as `load_level` does, and be ready to switch to others.
+
+    A switch writes to the memory the module has, so compiled graphs, tied weights and optimizers
+    keep theirs. The packed words stay in the file, which is mapped: they take no memory of their
+    own, unless they come from a URL.
+
+    >>> model = torch.nn.Linear(100, 100)
+    >>> elsa_format.pack(model.state_dict(), "attached.safetensors", sparsities=[90, 50]).nested
+    ('weight',)
+    >>> levels = attach(model, "attached.safetensors", level=2)
+    >>> with levels.at("90%"):
+    ...     int((model.weight != 0).sum())
+    1000
+    >>> int((model.weight != 0).sum()), levels.level
+    (5000, 2)
+    """
+    return Levels(model, source, level, strict=strict, verify=verify)
+
+
+def refuse_one_level(file: File) -> None:
+    """Refuse the file of a level: its weights are not told apart by counters any more."""
+    if file.network.only_level() is not None:
+        raise InvalidOption(
+            f"{file.path}: holds one level only, so there is none to switch to; load_level loads it"
+        )
+
+
+def packed_weights(source: Any, file: File) -> Mapping[str, NDArray[Any]]:
+    """The nested tensors as the file holds them, counters included: mapped if it is a local one."""
+    weights: dict[str, NDArray[Any]] = {}
+    for path in _local_files(source):
+        with elsa_format.open(path) as part:
+            tensors = part.network.tensors
+            for name, stored in stored_bytes(path, part).items():
+                if part.profile.checksums.get(name) != file.profile.checksums.get(name):
+                    raise InputChanged(f"{path}: was modified while it was opened")
+                if name in file.profile.nested:
+                    weights[name] = as_weights(stored, tensors[name])
+    for name in file.profile.nested:
+        if name not in weights:
+            weights[name] = file.tensor(name).reshape(-1)
+    return weights
+
+
+def stored_bytes(path: Path, file: File) -> dict[str, NDArray[np.uint8]]:
+    """The tensors of a local file that is no shard index, as it holds them; nothing is read."""
+    start = file.file_size - file.data_size
+    # Copy on write, as PyTorch has no tensors that can't be written to.
+    mapped = np.memmap(path, np.uint8, mode="c")
+    if mapped.size != file.file_size:
+        raise InputChanged(f"{path}: was modified while it was opened")
+    return {
+        name: mapped[start + info.start : start + info.stop] for name, info in file.tensors.items()
+    }
+
+
+def as_weights(stored: NDArray[Any], info: TensorInfo) -> NDArray[Any]:
+    """A nested tensor's bytes as weights; copied if they are not aligned, as they need not be."""
+    if stored.ctypes.data % info.dtype.words.itemsize:
+        stored = stored.copy()
+    return as_array(stored, info)
+
+
+def _local_files(source: Any) -> list[Path]:
+    """The files of a network on this machine, none if it is elsewhere."""
+    if not isinstance(source, str | os.PathLike) or not os.path.isfile(source):
+        return []
+    path = Path(source)
+    if not path.name.endswith(".index.json"):
+        return [path]
+    weight_map = json.loads(path.read_bytes())["weight_map"]  # elsa_format.open has checked it
+    return [path.parent / name for name in sorted(set(weight_map.values()))]

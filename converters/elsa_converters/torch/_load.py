@@ -1,0 +1,214 @@
+"""A level as a state dict, or straight into a module's own memory."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+import elsa_format
+from elsa_converters._directory import weights_file
+from elsa_converters.torch._tensors import as_tensor, memory, read_into, run, torch_dtype
+from elsa_format import File, TensorMismatch
+from elsa_format.plugins import LevelLike, LevelNumber
+
+
+class Unmatched(NamedTuple):
+    """Names of one side only, as `load_state_dict` returns them.
+
+    >>> Unmatched([], ["head.bias"]).unexpected_keys
+    ['head.bias']
+    """
+
+    missing_keys: list[str]
+    """Of the model only."""
+    unexpected_keys: list[str]
+    """Of the file only."""
+
+
+@contextmanager
+def opened(source: Any, *, verify: bool = True) -> Iterator[File]:
+    """The ELSA file behind a path, a model directory, a URL, or an open file."""
+    if isinstance(source, File):
+        yield source
+        return
+    with elsa_format.open(weights_file(source), verify=verify) as file:
+        yield file
+
+
+def state_dict(
+    source: Any, level: LevelLike = "dense", *, verify: bool = True
+) -> dict[str, Tensor]:
+    """A level as tensors on the CPU, in the dtypes of the file.
+
+    The source is an ELSA file, a shard index, a model directory, a URL or an open file.
+
+    >>> level = state_dict("net.safetensors", level=2)
+    >>> level["layer"].dtype, int((level["layer"] != 0).sum())
+    (torch.float32, 1000)
+    """
+    with opened(source, verify=verify) as file:
+        tensors = file.network.tensors
+        for info in tensors.values():
+            torch_dtype(info, file.path)
+        loaded = file.load(level_of(file, level))
+        found = {n: as_tensor(a, tensors[n], file.path) for n, a in loaded.items()}
+        # Names of tied weights, as safetensors.torch.save_model leaves them.
+        for name, kept in file.metadata.items():
+            if name != "format" and name not in found and kept in found:
+                found[name] = found[kept]
+    return found
+
+
+def load_level(
+    model: nn.Module,
+    source: Any,
+    level: LevelLike = "dense",
+    *,
+    strict: bool = True,
+    verify: bool = True,
+) -> Unmatched:
+    """Load a level into a module: into the memory it has, or, on the meta device, into new memory.
+
+    In place, dtype, device and layout of the module's tensors stay as they are: a level is masked
+    first and cast or moved then. On the meta device they become those of the file. Names and shapes
+    are compared before anything is written; when reading fails later, as on a wrong checksum, the
+    module holds part of the level.
+
+    >>> model = torch.nn.Module()
+    >>> model.layer = torch.nn.Parameter(torch.empty(100, 100))
+    >>> model.bias = torch.nn.Parameter(torch.empty(100))
+    >>> load_level(model, "net.safetensors", level=2)
+    Unmatched(missing_keys=[], unexpected_keys=[])
+    >>> int((model.layer != 0).sum())
+    1000
+    """
+    with opened(source, verify=verify) as file:
+        number = level_of(file, level)
+        own, unmatched = match(model, file, strict=strict)
+        tensors = file.network.tensors
+        fresh = {  # made here: what threads allocate is not used again
+            id(tensor): torch.empty(tensor.shape, dtype=torch_dtype(tensors[name], file.path))
+            for name, tensor in own.items()
+            if tensor.is_meta
+        }
+
+        def load_one(name: str) -> None:
+            tensor, dtype = own[name], torch_dtype(tensors[name], file.path)
+            tensor = fresh.get(id(tensor), tensor)
+            if is_plain(tensor, dtype):
+                read_into(file, name, number, tensor)
+            else:
+                read = torch.empty(tensor.shape, dtype=dtype)
+                read_into(file, name, number, read)
+                tensor.detach().copy_(read)
+
+        names = sorted(own, key=lambda name: -tensors[name].nbytes)
+        run(load_one, names, file.data_size)
+    _replace(model, fresh)
+    changed(tensor for tensor in own.values() if not tensor.is_meta)
+    return unmatched
+
+
+def level_of(file: File, level: LevelLike) -> LevelNumber:
+    """The level that is meant: its number, or "dense"."""
+    return file.network.stated(file.network.level_number(level))
+
+
+def match(model: nn.Module, file: File, *, strict: bool) -> tuple[dict[str, Tensor], Unmatched]:
+    """The model's tensor for each of the file's; of those on the same memory, the first."""
+    model = unwrapped(model)
+    tensors = {
+        name: tensor
+        for name, tensor in model.state_dict(keep_vars=True).items()
+        if isinstance(tensor, Tensor)  # not the extra state of a module
+    }
+    stored = file.network.tensors
+    tied: dict[object, list[str]] = defaultdict(list)
+    for name, tensor in tensors.items():
+        tied[memory(tensor)].append(name)
+    own: dict[str, Tensor] = {}
+    missing = []
+    for names in tied.values():
+        held = [name for name in names if name in stored]
+        if not held:
+            missing += names
+            continue
+        first = held[0]
+        for other in held[1:]:
+            if _identity(file, first) != _identity(file, other):
+                raise TensorMismatch(
+                    f"{file.path}: tensors {first!r} and {other!r} differ, but are one in the model"
+                )
+        found, expected = tuple(tensors[first].shape), stored[first].shape
+        if found != expected:
+            raise TensorMismatch(
+                f"{file.path}: tensor {first!r}: shape {list(expected)}, "
+                f"the model has {list(found)}"
+            )
+        torch_dtype(stored[first], file.path)
+        own[first] = tensors[first]
+    unmatched = Unmatched(missing, [name for name in stored if name not in tensors])
+    if strict and any(unmatched):
+        raise TensorMismatch(
+            f"{file.path}: {_difference(unmatched)}", "{strict} allows it", strict=False
+        )
+    return own, unmatched
+
+
+def _difference(unmatched: Unmatched) -> str:
+    parts = []
+    for names, side in zip(unmatched, ("the model", "the file"), strict=True):
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            parts.append(f"only {side} has {names[0]!r}{more}")
+    return ", ".join(parts)
+
+
+def _identity(file: File, name: str) -> object:
+    """What two stored tensors have in common only if they are the same."""
+    info, checksum = file.network.tensors[name], file.profile.checksums.get(name)
+    counts = file.profile.nested.get(name)
+    return (info.dtype, info.shape, counts, checksum) if checksum else name
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The module in the wrappers of torch.compile and of data parallelism."""
+    wrappers = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if not isinstance(inner, nn.Module):
+            if not isinstance(model, wrappers):
+                return model
+            inner = model.module
+        model = inner
+
+
+def is_plain(tensor: Tensor, dtype: torch.dtype) -> bool:
+    """Whether the tensor's memory is as the file has it."""
+    return bool(tensor.device.type == "cpu" and tensor.dtype == dtype and tensor.is_contiguous())
+
+
+def _replace(model: nn.Module, fresh: Mapping[int, Tensor]) -> None:
+    """Put new tensors in the place of those on the meta device, tied ones in all of theirs."""
+    made: dict[int, nn.Parameter] = {}
+    for module in model.modules() if fresh else ():
+        for name, old in module._parameters.items():
+            if old is not None and id(old) in fresh:
+                if id(old) not in made:
+                    new = fresh[id(old)]
+                    learns = old.requires_grad and new.is_floating_point()
+                    made[id(old)] = nn.Parameter(new, requires_grad=learns)
+                module._parameters[name] = made[id(old)]
+        for name, buffer in module._buffers.items():
+            if buffer is not None and id(buffer) in fresh:
+                module._buffers[name] = fresh[id(buffer)]
+
+
+def changed(tensors: Iterator[Tensor]) -> None:
+    """Tell autograd, which else would use what it saved of the old weights without a word."""
+    for tensor in tensors:
+        if not tensor.is_inference():
+            torch.autograd.graph.increment_version(tensor)

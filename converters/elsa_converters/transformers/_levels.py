@@ -1,0 +1,259 @@
+"""The levels of a model that transformers has loaded."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+import xxhash
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedModel
+
+import elsa_format
+from elsa_converters.torch import state_dict
+from elsa_converters.torch._levels import Packed, as_weights, refuse_one_level, show, stored_bytes
+from elsa_converters.torch._load import changed, level_of
+from elsa_converters.torch._tensors import (
+    as_array,
+    as_tensor,
+    bytes_of,
+    mask_into,
+    memory,
+    run,
+    torch_dtype,
+)
+from elsa_converters.transformers._names import Place, find_places
+from elsa_format import (
+    ChecksumMismatch,
+    CountMismatch,
+    File,
+    InvalidOption,
+    TensorInfo,
+    TensorMismatch,
+)
+from elsa_format.plugins import LevelLike, LevelNumber
+
+
+class Network:
+    """The ELSA files that a model was loaded from: mapped, and kept open while the model lives."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self.where = str(paths[0])
+        self.files: list[File] = []
+        self.infos: dict[str, TensorInfo] = {}
+        self.content: dict[str, NDArray[np.uint8]] = {}
+        self.checksums: dict[str, str] = {}
+        self.nested: dict[str, tuple[int, ...]] = {}
+        self.per_level: dict[str, File] = {}
+        for path in paths:
+            file = elsa_format.open(path)
+            refuse_one_level(file)
+            self.files.append(file)
+            self.profile = file.profile
+            self.infos |= file.tensors
+            self.content |= stored_bytes(Path(path), file)
+            self.checksums |= file.profile.checksums
+            self.nested |= file.nested
+            self.per_level |= dict.fromkeys(file.per_level, file)
+
+    def verify(self) -> None:
+        """Compare every tensor with its checksum."""
+
+        def check(name: str) -> None:
+            expected = self.checksums.get(name)
+            found = f"xxh3:{xxhash.xxh3_64_hexdigest(self.content[name].data)}"
+            if expected not in (None, found):
+                raise ChecksumMismatch(
+                    f"{self.where}: tensor {name!r} has checksum {found}, expected {expected}"
+                )
+
+        run(check, list(self.content), sum(info.nbytes for info in self.infos.values()))
+
+    def level_of(self, level: LevelLike) -> LevelNumber:
+        """The level that is meant: its number, or "dense"."""
+        return level_of(self.files[0], level)
+
+    def dtype(self, names: Iterable[str]) -> torch.dtype:
+        """The dtype in which tensors that become one are stored."""
+        found = {torch_dtype(self.infos[name], self.where) for name in names}
+        if len(found) > 1:
+            raise TensorMismatch(
+                f"{self.where}: {sorted(names)[0]!r} and what it is merged with differ in dtype"
+            )
+        return found.pop()
+
+    def identity(self, name: str) -> object:
+        """What two stored tensors have in common only if they are the same."""
+        return self.nested.get(name), self.checksums.get(name, name)
+
+
+class ModelLevels:
+    """What is known of a loaded model: the places of nested and per-level tensors."""
+
+    def __init__(self, model: PreTrainedModel, network: Network, places: list[Place]) -> None:
+        self.network = network
+        self.level: LevelNumber = "dense"
+        nested = [place for place in places if network.nested.keys() & set(place.stored)]
+        for place in nested:
+            if not network.nested.keys() >= set(place.stored):
+                raise TensorMismatch(
+                    f"{network.where}: {place.held[0]!r} is made of nested tensors and others; "
+                    "pack it whole or leave it out"
+                )
+        self.direct = {p.stored[0]: p.held[0] for p in nested if not p.converted}
+        self.converted = [place for place in nested if place.converted]
+        self.varying: dict[str, str] = {}
+        for place in places:
+            if network.per_level.keys() & set(place.stored):
+                if place.converted:
+                    raise TensorMismatch(
+                        f"{network.where}: per-level tensor {place.stored[0]!r} is converted when "
+                        "it is loaded, which is not supported"
+                    )
+                self.varying[place.stored[0]] = place.held[0]
+        self._refuse_different_ties(model, places)
+
+    def _refuse_different_ties(self, model: PreTrainedModel, places: list[Place]) -> None:
+        own, first = model.state_dict(keep_vars=True), dict[object, str]()
+        for place in places:
+            if place.converted or place.held[0] not in own:
+                continue
+            name = place.stored[0]
+            other = first.setdefault(memory(own[place.held[0]]), name)
+            if self.network.identity(name) != self.network.identity(other):
+                raise TensorMismatch(
+                    f"{self.network.where}: tensors {other!r} and {name!r} differ, "
+                    "but are one in the model"
+                )
+
+    def show(self, model: PreTrainedModel, level: LevelNumber, *, fresh: bool = False) -> None:
+        """Write a level of all that was not converted; `fresh` gives mapped weights own memory."""
+        own, packed, seen = model.state_dict(keep_vars=True), [], set[object]()
+        for stored, held in self.direct.items():
+            info = self.network.infos[stored]
+            tensor = self._usable(own, held, info.shape)
+            dtype = torch_dtype(info, self.network.where)
+            if memory(tensor) in seen:
+                continue
+            if fresh and tensor.dtype == dtype and tensor.device.type == "cpu":
+                tensor.data = torch.empty_like(tensor)
+            seen.add(memory(tensor))
+            packed.append(Packed(as_weights(self.network.content[stored], info), dtype, tensor))
+        show(packed, self.network.profile.bits, level)
+        for stored, held in self.varying.items():
+            array = self.network.per_level[stored].tensor(stored, level)
+            tensor = self._usable(own, held, array.shape)
+            with torch.no_grad():
+                tensor.copy_(as_tensor(array, self.network.infos[stored], self.network.where))
+        self.level = level
+
+    def _usable(self, own: Mapping[str, Tensor], name: str, shape: Sequence[int]) -> Tensor:
+        tensor = own.get(name)
+        if tensor is None or tuple(tensor.shape) != tuple(shape):
+            raise TensorMismatch(f"{self.network.where}: the model's {name!r} is not as it was")
+        if tensor.is_meta:
+            raise InvalidOption(
+                f"{name!r} is offloaded to a disk or another device, which levels do not support"
+            )
+        return tensor
+
+    def mask_converted(
+        self, model: PreTrainedModel, level: LevelNumber, wanted: Mapping[str, torch.dtype]
+    ) -> None:
+        """Mask merged weights where they are: a counter goes where its weight goes."""
+        own, bits = model.state_dict(keep_vars=True), self.network.profile.bits
+        for place in self.converted:
+            dtype = self.network.dtype(place.stored)
+            kept = 0
+            for held in place.held:
+                tensor = self._usable(own, held, own[held].shape)
+                if not _holds(tensor.dtype, dtype):
+                    raise InvalidOption(
+                        f"{held!r} is stored as {dtype} and was loaded as {tensor.dtype}, which "
+                        "destroys the counters; load it as it is stored, and cast then"
+                    )
+                packed = tensor.detach().to(dtype).cpu().contiguous()
+                info = self.network.infos[place.stored[0]]
+                weights = as_array(bytes_of(packed), info)
+                mask_into(weights, weights, bits, level)
+                kept += int(np.count_nonzero(weights.view(info.dtype.words)))
+                tensor.data = packed.to(tensor.device, wanted.get(held, tensor.dtype))
+            if level != "dense":
+                expected = sum(self.network.nested[name][level - 1] for name in place.stored)
+                if kept != expected:
+                    raise CountMismatch(
+                        f"{self.network.where}: level {level} keeps {kept} weights of "
+                        f"{place.held[0]!r}, expected {expected}"
+                    )
+        self.level = level
+
+    def reload_converted(self, model: PreTrainedModel, level: LevelNumber) -> None:
+        """Let transformers convert the level's weights again, and copy them."""
+        weights: dict[str, Tensor] = {}
+        for file in self.network.files:
+            weights |= state_dict(file, level)
+        loaded, info = type(model).from_pretrained(
+            None, config=model.config, state_dict=weights, output_loading_info=True
+        )
+        new, own = loaded.state_dict(), model.state_dict(keep_vars=True)
+        for held in (name for place in self.converted for name in place.held):
+            if held in info["missing_keys"]:
+                raise TensorMismatch(f"{self.network.where}: no tensor for the model's {held!r}")
+            with torch.no_grad():
+                self._usable(own, held, new[held].shape).copy_(new[held])
+        changed(own[name] for place in self.converted for name in place.held)
+
+
+def _holds(dtype: torch.dtype, stored: torch.dtype) -> bool:
+    """Whether every value of the stored dtype is one of the other, too."""
+    return bool(torch.promote_types(dtype, stored) == dtype)
+
+
+LEVELS: WeakKeyDictionary[PreTrainedModel, ModelLevels] = WeakKeyDictionary()
+
+
+def use_level(model: PreTrainedModel, level: LevelLike) -> None:
+    """Switch a model that was loaded with `ElsaConfig` to another level, in the memory it has.
+
+    What takes part are the nested weights and per-level tensors; they are those of the files again,
+    whatever training has made of them.
+
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> from elsa_converters.transformers import ElsaConfig
+    >>> sizes = {"hidden_size": 32, "intermediate_size": 64, "vocab_size": 50}
+    >>> heads = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
+    >>> LlamaForCausalLM(LlamaConfig(**sizes, **heads)).save_pretrained("dense")
+    >>> LlamaConfig(**sizes, **heads).save_pretrained("tiny")
+    >>> options = {"scope": "uniform", "include": "*_proj.weight"}
+    >>> report = elsa_format.pack(
+    ...     "dense/model.safetensors", "tiny/model.safetensors", sparsities=[90, 50], **options
+    ... )
+    >>> model = LlamaForCausalLM.from_pretrained("tiny", quantization_config=ElsaConfig(level=1))
+    >>> int((model.model.layers[0].mlp.up_proj.weight != 0).sum())
+    205
+    >>> use_level(model, "50%")
+    >>> int((model.model.layers[0].mlp.up_proj.weight != 0).sum())
+    1024
+    """
+    levels = _of(model)
+    network = levels.network
+    number = network.level_of(level)
+    if levels.converted:
+        levels.reload_converted(model, number)
+    levels.show(model, number)
+
+
+def _of(model: PreTrainedModel) -> ModelLevels:
+    if model not in LEVELS:
+        raise InvalidOption(
+            f"this {type(model).__name__} was not loaded with quantization_config=ElsaConfig(...)"
+        )
+    return LEVELS[model]
+
+
+def places_of(model: PreTrainedModel, network: Network, conversions: Sequence[Any]) -> list[Place]:
+    """The places of all stored tensors that the model has a place for."""
+    return find_places(model, network.infos, conversions)

@@ -1,0 +1,92 @@
+"""`from_pretrained` at a level, through the plug-ins that transformers has for quantization."""
+
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from elsa_converters.transformers._levels import LEVELS, ModelLevels, Network, places_of
+from elsa_format import InvalidCheckpoint
+from elsa_format.plugins import LevelLike, LevelNumber
+
+
+@register_quantization_config("elsa")
+class ElsaConfig(QuantizationConfigMixin):
+    """Which level `from_pretrained` is to load: a number, a name, or "dense".
+
+    `verify=False` does without the comparison with the files' checksums.
+
+    >>> ElsaConfig(level=2).level
+    2
+    """
+
+    def __init__(self, level: LevelLike = "dense", verify: bool = True, **_: Any) -> None:
+        self.quant_method = "elsa"
+        self.level, self.verify = level, verify
+
+
+@register_quantizer("elsa")
+class ElsaQuantizer(HfQuantizer):
+    """What transformers calls before and after it loads the weights.
+
+    It loads the dense network as ever, by its own names. Then the level is written over it: from
+    the files where a tensor was only renamed, in place where tensors were merged.
+    """
+
+    network: Network
+    level: LevelNumber
+    wanted: dict[str, torch.dtype]
+
+    def _process_model_before_weight_loading(
+        self, model: PreTrainedModel, checkpoint_files: list[str] | None = None, **_: Any
+    ) -> PreTrainedModel:
+        files = checkpoint_files or []
+        if not files or not all(str(file).endswith(".safetensors") for file in files):
+            raise InvalidCheckpoint(f"{model.name_or_path}: no .safetensors file to load")
+        config = self.quantization_config
+        self.network = Network(files)
+        self.level = self.network.level_of(config.level)
+        if config.verify:
+            self.network.verify()
+        # Variants of per-level tensors are nothing to warn of.
+        ignored = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+        model._keys_to_ignore_on_load_unexpected = {*ignored, r"^__elsa__\."}
+        # Merged weights are masked after loading, so they must not be cast before.
+        self.wanted = {}
+        own = model.state_dict(keep_vars=True)
+        places = places_of(model, self.network, get_model_conversion_mapping(model))
+        for place in ModelLevels(model, self.network, places).converted:
+            for held in place.held:
+                self.wanted[held] = own[held].dtype
+                own[held].data = own[held].data.to(self.network.dtype(place.stored))
+        return model
+
+    def _process_model_after_weight_loading(
+        self, model: PreTrainedModel, **_: Any
+    ) -> PreTrainedModel:
+        places = places_of(model, self.network, model._weight_conversions or [])
+        levels = ModelLevels(model, self.network, places)
+        levels.mask_converted(model, self.level, self.wanted)
+        levels.show(model, self.level, fresh=True)
+        LEVELS[model] = levels
+        self._leave(model)
+        return model
+
+    def _leave(self, model: PreTrainedModel) -> None:
+        """What is left is an ordinary model: it trains, casts and saves like one."""
+        self.remove_quantization_config(model)
+        for module in model.modules():
+            if isinstance(module, PreTrainedModel):
+                vars(module.config).pop("_is_quantized", None)
+
+    def is_serializable(self, **_: Any) -> bool:
+        """Whether `save_pretrained` may save the model."""
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        """Whether the model may be trained."""
+        return True
