@@ -17,7 +17,7 @@ enum {
     LONGEST = 12,           /* bits of a codeword */
     WINDOWS = 1 << LONGEST, /* each begins with one codeword */
     AT_ONCE = 4,            /* symbols from one load: 4 * 12 bits and 7 that were used before */
-    FILLED = 6 + 8,         /* bytes from where 48 bits were used to the end of the next load */
+    FILLED = 6 + 8,         /* bytes that those 55 bits pass at most, and those of the next load */
     TOO_SHORT = 8,          /* no bit of a byte */
 };
 
