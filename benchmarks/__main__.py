@@ -24,6 +24,7 @@ AREAS = {
 }
 SCRIPTS: dict[str, tuple[str, list[str]]] = {
     "delivery_sizes": ("Bytes to each level", ["--only", "magika"]),
+    "fast": ("Fast levels", ["--quick"]),
     "javascript": ("JavaScript", ["--quick"]),
     "onnx_export": ("ONNX", ["--megabytes", "16", "--repeat", "1"]),
     "train_step": ("Training", ["--width", "4", "--batch-size", "8", "--rounds", "2"]),
