@@ -155,26 +155,37 @@ __all__ = [
 ]
 
 
-_MODULES = (
-    "_container.header",
-    "_counters",
-    "_delivery.reader",
-    "_digest",
-    "_errors",
-    "_extract",
-    "_fetch",
-    "_file",
-    "_kernels",
-    "_layouts",
-    "_level_file",
-    "_packing.checkpoint",
-    "_packing.pack",
-    "_profile",
-    "_ship",
-    "_stream",
-    "_verify",
-    "_writer",
-)
+_HOMES = {
+    "Bitmask": "_layouts",
+    "Checkpoint": "_packing.checkpoint",
+    "Csr": "_layouts",
+    "Delivery": "_delivery.reader",
+    "FetchReport": "_fetch",
+    "File": "_file",
+    "Level": "_profile",
+    "LevelSpec": "_writer",
+    "PackReport": "_packing.pack",
+    "Profile": "_profile",
+    "Report": "_verify",
+    "ShipReport": "_ship",
+    "TensorInfo": "_container.header",
+    "embed_counters": "_counters",
+    "extract": "_extract",
+    "fetch": "_fetch",
+    "kernels": "_kernels",
+    "level_digest": "_digest",
+    "load_level": "_level_file",
+    "mask_level": "_counters",
+    "open": "_file",
+    "open_delivery": "_delivery.reader",
+    "pack": "_packing.pack",
+    "read_counters": "_counters",
+    "ship": "_ship",
+    "stream": "_stream",
+    "verify": "_verify",
+    "write": "_writer",
+}
+"""The modules of all names but errors."""
 
 if not TYPE_CHECKING:
 
@@ -184,10 +195,8 @@ if not TYPE_CHECKING:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from importlib import import_module
 
-        for module in _MODULES:
-            found = vars(import_module(f"elsa_format.{module}"))
-            globals().update({key: found[key] for key in __all__ if key in found})
-        return globals()[name]
+        module = import_module(f"elsa_format.{_HOMES.get(name, '_errors')}")
+        return globals().setdefault(name, getattr(module, name))
 
 
 def __dir__() -> list[str]:

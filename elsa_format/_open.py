@@ -8,7 +8,6 @@ from elsa_format._container.dtypes import Dtype
 from elsa_format._container.header import RESERVED, Header, check_size, read_header
 from elsa_format._container.index import Index, is_index
 from elsa_format._delivery.document import is_delivery
-from elsa_format._delivery.network import DeliveryNetwork, DeliveryShards, delivery_network
 from elsa_format._errors import CountMismatch, InvalidIndex, TooLarge
 from elsa_format._level_document import LevelFile
 from elsa_format._level_network import LevelNetwork, level_network
@@ -18,7 +17,7 @@ from elsa_format._profile import KEY, Profile, join_profiles
 from elsa_format._storage import Source, Storage, open_storage
 from elsa_format._storage.shards import Shard, Shards, check_total_size, open_parsed
 
-Parsed = Profile | LevelFile | DeliveryNetwork | None
+Parsed = Profile | LevelFile | Network | None
 Parse = Callable[[Header, str], Profile | LevelFile | None]
 
 
@@ -52,7 +51,7 @@ def _open(source: Source, parse: Parse | None, along: bool, max_bytes: int | Non
     storage, header, parsed = _open_file(source, parse, along=along, max_bytes=max_bytes)
     try:
         network: Network
-        if isinstance(parsed, DeliveryNetwork):
+        if isinstance(parsed, Network):
             network = parsed
         elif isinstance(parsed, Profile):
             network = Network(storage, header, parsed)
@@ -85,6 +84,8 @@ def _open_file(
         if delivery not in (None, delivered):
             raise InvalidIndex(f"{storage.name}: of its shards, some are delivery files, not all")
         if delivered:
+            from elsa_format._delivery.network import delivery_network  # most files are none
+
             network = delivery_network(storage, header)
             return network.storage, network.header, network
         if parse is None:
@@ -107,7 +108,7 @@ class _Kind:
 
     def __call__(self, source: Source) -> tuple[Storage, Header, Parsed]:
         opened = _open_file(source, self._parse, delivery=self._delivery)
-        self._delivery = isinstance(opened[2], DeliveryNetwork)
+        self._delivery = isinstance(opened[2], Network)
         if self._parse is None:
             level = isinstance(opened[2], LevelFile)
             self._parse = _level_document.parse if level else _profile.parse
@@ -127,7 +128,7 @@ def _limited(network: Network, max_bytes: int | None) -> Network:
 def _open_shards(source: Source, parse: Parse | None) -> Network:
     shards, index, parsed = open_parsed(source, _Kind(parse))
     try:
-        deliveries = {f: it for f, it in parsed.items() if isinstance(it, DeliveryNetwork)}
+        deliveries = {file: it for file, it in parsed.items() if isinstance(it, Network)}
         if deliveries:
             return _join_deliveries(shards, index, deliveries)
         profiles = {file: it for file, it in parsed.items() if isinstance(it, Profile)}
@@ -140,10 +141,10 @@ def _open_shards(source: Source, parse: Parse | None) -> Network:
         raise
 
 
-def _join_deliveries(
-    shards: Shards, index: Index, files: Mapping[str, DeliveryNetwork]
-) -> DeliveryShards:
+def _join_deliveries(shards: Shards, index: Index, files: Mapping[str, Network]) -> Network:
     """Delivery files in the place of shards (delivery-1.0 ELSA-D-042)."""
+    from elsa_format._delivery.network import DeliveryShards
+
     whole = _join_networks(shards, index, {file: it.profile for file, it in files.items()})
     assert isinstance(whole.storage, Shards)
     order = [shard.file for shard in whole.storage.shards]
