@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import elsa_format
-from elsa_converters._directory import weights_file
 from elsa_converters.torch._load import changed, is_plain, level_of, load_level, match
 from elsa_converters.torch._tensors import (
     as_array,
@@ -25,7 +24,7 @@ from elsa_converters.torch._tensors import (
     torch_dtype,
 )
 from elsa_format import File, InputChanged, InvalidOption, TensorInfo
-from elsa_format.plugins import LevelLike, LevelNumber
+from elsa_format.plugins import LevelLike, LevelNumber, weights_file
 
 CHUNK = 4 << 20
 """Bytes that a thread masks at a time."""
