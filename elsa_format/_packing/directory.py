@@ -9,6 +9,9 @@ from elsa_format._container.header import TensorInfo
 from elsa_format._packing.input_axes import input_axes
 from elsa_format._packing.layer_kinds import layer_kind
 
+MERGED = (1, 2, 3, 4)
+"""How many times as wide as a size of the config the layers of a model are."""
+
 
 def unpruned(tensors: Mapping[str, TensorInfo], folder: Path) -> dict[str, str]:
     """Tensors that are not to be pruned unless that is asked for, and what they are."""
@@ -18,7 +21,7 @@ def unpruned(tensors: Mapping[str, TensorInfo], folder: Path) -> dict[str, str]:
 
 
 def vocabulary(folder: Path) -> int | None:
-    """`vocab_size` of the model's config, unless other sizes are the same by chance.
+    """`vocab_size` of the model's config, unless layers may have the same size by chance.
 
     >>> Path("gpt").mkdir(exist_ok=True)
     >>> written = Path("gpt/config.json").write_text('{"vocab_size": 1000, "n_embd": 64}')
@@ -31,7 +34,11 @@ def vocabulary(folder: Path) -> int | None:
         return None
     found = dict(_sizes(config))
     words = found.pop("vocab_size", None)
-    return None if words is None or words < 2 or words in found.values() else words
+    if words is None or words < 2:
+        return None
+    # Queries, keys and values are 3 times as wide as the model, other layers 2 or 4 times.
+    wide = {size * times for size in found.values() for times in MERGED}
+    return None if words in wide else words
 
 
 def _sizes(config: Any) -> list[tuple[str, int]]:

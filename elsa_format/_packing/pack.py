@@ -336,7 +336,7 @@ class _Job:
         """Refuse what cannot be packed before anything is read."""
         if not self.nested:
             chosen = {"excluded", "not included"} & set(self.choice.shared.values())
-            for name, reason in self.choice.shared.items():
+            for name, reason in reversed(self.choice.shared.items()):
                 if self.network.nestable(name) and reason not in chosen:
                     raise InfeasibleLevels(
                         f"{self.network.path}: no tensor is left to nest; {name!r} is left out: "
