@@ -134,7 +134,17 @@ class AtomicFile:
     def sync(self) -> None:
         """Make the bytes durable."""
         with self._naming_output():
-            os.fsync(self.fd)
+            if self.fd >= 0:
+                os.fsync(self.fd)
+
+    def put_away(self) -> None:
+        """Wait under a temporary name, as a process can have only so many files open."""
+        self.sync()
+        with self._naming_output():
+            if self._temporary is None:
+                with _names:
+                    _link_open_file(self.fd, self._take_temporary())
+            self._close()
 
     def take_name(self) -> None:
         """Give the bytes their name; what may take long comes before and after."""
@@ -221,8 +231,8 @@ def commit_together(files: Sequence[AtomicFile], *, instead_of: Path | None = No
             for file in others:
                 file.take_name()
                 named.append(file)
-            if others:
-                _sync_folder(last.path)
+            for path in {file.path.parent: file.path for file in others}.values():
+                _sync_folder(path)
             last.take_name()
         except BaseException:
             for file in named:

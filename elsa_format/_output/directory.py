@@ -26,6 +26,8 @@ from elsa_format._storage.shards import read_index
 T = TypeVar("T", bound=Target)
 COPIED = 1 << 20
 """Bytes copied at a time."""
+OPEN = 200
+"""Side files that have no name before they are whole; more of them wait under temporary ones."""
 ALSO = ("pytorch_model.bin",)
 """Weights that can be packed where there are no others."""
 
@@ -60,6 +62,8 @@ class InDirectory(os.PathLike[str]):
                 copies.append(AtomicFile(out, force=force))
                 stack.callback(copies[-1].discard)
                 _copy(self.source / name, copies[-1])
+                if len(copies) > OPEN:
+                    copies[-1].put_away()
             yield copies
 
     def _refuse_others(self) -> None:

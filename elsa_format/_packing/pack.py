@@ -128,7 +128,9 @@ def pack(
         raise TypeError("level_count goes with counters")
     one_of("rounding", rounding, ROUNDINGS)
     folder = Path(dense) if is_directory(dense) else None  # type: ignore[arg-type]
-    scope = one_of("scope", scope or ("uniform" if folder else "global"), SCOPES)
+    if scope is None:
+        scope = "uniform" if folder else "global"
+    one_of("scope", scope, SCOPES)
     axis = None if axis is None else whole("axis", axis)
     jobs = whole("jobs", jobs, low=1)
     out = in_directory(dense, out, sharded=max_shard_size is not None)
@@ -419,7 +421,9 @@ class _Job:
             *starved_notes(profile.nested, sizes, levels),
         )
         if not_copied:
-            notes += (f"not copied, as they hold weights: {', '.join(not_copied)}",)
+            few = ", ".join(map(repr, not_copied[:4]))
+            more = f", … {len(not_copied) - 4} more" if len(not_copied) > 4 else ""
+            notes += (f"not copied, as they hold weights: {few}{more}",)
         return PackReport(profile, self.choice.nested, weights, self.choice.shared, notes)
 
 

@@ -1,11 +1,13 @@
 """Model directories: packed, extracted, shipped into others that load, or not at all."""
 
+import contextlib
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from safetensors.numpy import load_file, save_file
 import elsa_format as elsa
 from elsa_format._cli import main
 from elsa_format._output import atomic, directory
+from elsa_format._packing import pack as elsa_pack
 from elsa_format.plugins import weights_file
 
 BIN = Path(sys.executable).parent
@@ -351,7 +354,8 @@ def test_what_is_not_copied(single: Path, tmp_path: Path) -> None:
     os.mkfifo(single / "pipe")
     report = elsa.pack(single, single / "packed", sparsities=[90])
     assert files(single / "packed") == {*SIDE, "model.safetensors", "onnx/config.json"}
-    note = "not copied, as they hold weights: pytorch_model.bin, tf_model.h5, onnx/model.onnx"
+    left = "'pytorch_model.bin', 'tf_model.h5', 'onnx/model.onnx'"
+    note = f"not copied, as they hold weights: {left}"
     assert note in report.notes
     # The directory that is written to is not copied into itself.
     elsa.pack(single, single / "packed", sparsities=[50], force=True)
@@ -447,6 +451,59 @@ def test_bad_weights_and_side_files_leave_nothing(
     with pytest.raises(PermissionError):
         elsa.pack(single, out, sparsities=[90])
     assert not out.exists()
+
+
+def test_places_that_may_not_be_written_or_read(single: Path) -> None:
+    root = os.geteuid() == 0
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        shutil.copytree(single, folder / "dense")
+        (folder / "dense" / "model.safetensors").chmod(0o644)
+        (folder / "dense" / "empty").chmod(0o000)
+        folder.chmod(0o777)
+        (folder / "closed").mkdir(mode=0o555)
+        if root:
+            os.seteuid(65534)
+        try:
+            with pytest.raises(PermissionError, match="empty"):
+                elsa.pack(folder / "dense", folder / "out", sparsities=[90])
+            with pytest.raises(PermissionError, match="closed"):
+                elsa.pack(folder / "dense", folder / "closed" / "out", sparsities=[90])
+        finally:
+            if root:
+                os.seteuid(0)
+        assert {path.name for path in folder.iterdir()} == {"dense", "closed"}
+        assert not list((folder / "closed").iterdir())
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_more_files_than_a_process_may_open(
+    fails: bool, single: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(directory, "OPEN", 2)
+    for number in range(9):
+        (single / f"{number}.txt").write_text(str(number))
+    with pytest.MonkeyPatch.context() as patch:
+        if fails:
+            patch.setattr(elsa_pack._Job, "run", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError) if fails else contextlib.nullcontext():
+            elsa.pack(single, tmp_path / "out", sparsities=[90])
+    if fails:
+        assert not (tmp_path / "out").exists()
+    else:
+        assert files(tmp_path / "out") == files(single)
+        for number in range(9):
+            assert (tmp_path / "out" / f"{number}.txt").read_text() == str(number)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names that are not UTF-8")
+def test_names_that_are_not_text(single: Path, tmp_path: Path) -> None:
+    name = os.fsdecode(b"\xff\n.json")
+    (single / name).write_bytes(b"side")
+    (single / f"{name}.bin").write_bytes(b"weights")
+    code, summary = run("pack", single, "--sparsities", 90, "-o", tmp_path / "out")
+    assert (code, "\n.json" in summary) == (0, False)
+    assert (tmp_path / "out" / name).read_bytes() == b"side"
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")

@@ -182,6 +182,8 @@ def packed_weights(source: Any, file: File) -> Mapping[str, NDArray[Any]]:
     weights: dict[str, NDArray[Any]] = {}
     for path in _local_files(source):
         with elsa_format.open(path) as part:
+            if part.network.header.data_start + part.data_size != part.file_size:
+                continue  # a delivery file, which holds no tensor as it is
             tensors = part.network.tensors
             for name, stored in stored_bytes(path, part).items():
                 if part.profile.checksums.get(name) != file.profile.checksums.get(name):
@@ -218,7 +220,7 @@ def _local_files(source: Any) -> list[Path]:
     if not isinstance(source, str | os.PathLike) or not os.path.isfile(source):
         return []
     path = Path(source)
-    if not path.name.endswith(".index.json"):
+    if path.suffix != ".json":
         return [path]
     weight_map = json.loads(path.read_bytes())["weight_map"]  # elsa_format.open has checked it
     return [path.parent / name for name in sorted(set(weight_map.values()))]
