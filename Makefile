@@ -5,11 +5,14 @@ BIN := $(VENV)/bin
 # For every build of the C files here. Users' builds (CMakeLists.txt) have no warnings to fail on.
 C := -std=c11 -shared -fPIC -Wall -Wextra -Wconversion -Wpedantic -Werror -DPy_LIMITED_API=0x030b0000
 INCLUDE = -isystem $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))')
+SPARSE := converters/elsa_converters/onnx_sparse/native
+SPARSE_C := -std=c11 -ffp-contract=fast -Wall -Wextra -Wconversion -Wpedantic -Werror
+CHECK = $(filter-out %/ops.c,$(wildcard $(SPARSE)/*.c)) tests/sparse/check.c -I$(SPARSE) -lm -lpthread
 
-.PHONY: demo test test-install test-torch lint bench asan fuzz clean
+.PHONY: demo web test test-install test-torch test-runtimes test-neon lint bench asan tsan fuzz clean
 .DEFAULT_GOAL := test
 
-$(VENV)/ready: pyproject.toml constraints.txt CMakeLists.txt $(wildcard elsa_format/*.c elsa_format/native/*)
+$(VENV)/ready: pyproject.toml constraints.txt CMakeLists.txt $(wildcard elsa_format/*.c elsa_format/native/* $(SPARSE)/*)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
@@ -18,6 +21,11 @@ $(VENV)/ready: pyproject.toml constraints.txt CMakeLists.txt $(wildcard elsa_for
 
 demo: $(VENV)/ready  ## train, pack, stream, export and run a nested network on the digits
 	$(BIN)/python examples/demo.py
+
+web: $(VENV)/ready  ## a page on which the demo's network arrives level by level
+	test -f demo-out/net.onnx || $(BIN)/python examples/demo.py
+	! command -v npm > /dev/null || npm install --silent --prefix .cache/web onnxruntime-web@1.30.0 || true
+	$(BIN)/python examples/web/serve.py --runtime .cache/web/node_modules/onnxruntime-web/dist
 
 test: $(VENV)/ready  ## the whole suite, then the parts that touch bits once more without the C module
 	$(BIN)/python -m pytest -n 2 --dist loadfile
@@ -38,6 +46,27 @@ test-torch: $(VENV)/ready  ## what needs PyTorch, which make test does without
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile tests/pytorch
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests/docs -k 'torch or transformers or huggingface'
 
+# Of ONNX Runtime: the oldest that has all the operators need, one in between, and the newest.
+RUNTIMES := onnxruntime==1.18.1:numpy<2 onnxruntime==1.23.2:numpy onnxruntime:numpy
+test-runtimes:  ## the sparse operators in other versions of ONNX Runtime, each in a new environment
+	mkdir -p .cache
+	cc $(SPARSE_C) -O3 -shared -fPIC -fvisibility=hidden $(SPARSE)/*.c -o .cache/libelsa_sparse.so
+	for runtime in '$(word 1,$(RUNTIMES))' '$(word 2,$(RUNTIMES))' '$(word 3,$(RUNTIMES))'; do \
+	  rm -rf .cache/runtime && $(PYTHON) -m venv .cache/runtime && \
+	  .cache/runtime/bin/python -m pip install --quiet "$${runtime%%:*}" "$${runtime##*:}" \
+	    onnx ml_dtypes xxhash click pytest hypothesis && \
+	  .cache/runtime/bin/python -c 'import onnxruntime; print(onnxruntime.__version__)' && \
+	  CI=1 ELSA_TEST_SPARSE=$(CURDIR)/.cache/libelsa_sparse.so PYTHONPATH=.:converters \
+	    .cache/runtime/bin/python -m pytest -q -p no:cacheprovider tests/sparse/test_operators.py \
+	    tests/sparse/test_hostile_operators.py tests/sparse/test_concurrency.py \
+	    tests/sparse/test_fast_layers.py || exit 1; \
+	done
+
+test-neon:  ## the sparse operators' loops for 64-bit ARM, emulated: gcc-aarch64-linux-gnu, qemu-user
+	mkdir -p .cache
+	aarch64-linux-gnu-gcc $(SPARSE_C) -D_GNU_SOURCE -O3 -static $(CHECK) -o .cache/check-neon
+	qemu-aarch64 .cache/check-neon 3000
+
 lint: $(VENV)/ready  ## ruff, mypy, import-linter, compilers' warnings
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -46,7 +75,7 @@ lint: $(VENV)/ready  ## ruff, mypy, import-linter, compilers' warnings
 	mkdir -p .cache
 	for compiler in cc $$(command -v clang); do for variant in -UELSA_PLAIN -DELSA_PLAIN; do \
 	  $$compiler $(C) -O3 $$variant $(INCLUDE) elsa_format/native/*.c -o .cache/lint.so || exit 1; \
-	done; done
+	done; $$compiler $(SPARSE_C) -O3 -shared -fPIC $(SPARSE)/*.c -o .cache/lint.so || exit 1; done
 
 bench: $(VENV)/ready  ## measure, and write docs/benchmarks.md
 	$(BIN)/python -m benchmarks
@@ -64,6 +93,24 @@ asan: $(VENV)/ready  ## the kernels' tests with the C module under AddressSaniti
 	    ASAN_OPTIONS=detect_leaks=0 ELSA_TEST_NATIVE=.cache/asan/_native.abi3.so \
 	    $(BIN)/python -m fuzz.short --rounds 10000 kernels delivery || exit 1; \
 	done
+	cc $(SPARSE_C) -D_GNU_SOURCE -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all $(CHECK) \
+	  -o .cache/asan/check
+	cc $(SPARSE_C) -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -shared -fPIC \
+	  -fvisibility=hidden $(SPARSE)/*.c -o .cache/asan/libelsa_sparse.so
+	for isa in avx512 avx2 base; do \
+	  ELSA_SPARSE_ISA=$$isa .cache/asan/check 3000 && \
+	  LD_PRELOAD="$$(cc -print-file-name=libasan.so) $$(cc -print-file-name=libubsan.so)" \
+	    ASAN_OPTIONS=detect_leaks=0 CI=1 ELSA_SPARSE_ISA=$$isa \
+	    ELSA_TEST_SPARSE=$(CURDIR)/.cache/asan/libelsa_sparse.so \
+	    $(BIN)/python -m pytest -q -p no:cacheprovider tests/sparse/test_operators.py \
+	    tests/sparse/test_hostile_operators.py tests/sparse/test_concurrency.py \
+	    -k 'not too_large' || exit 1; \
+	done  # too_large: under AddressSanitizer C++ cannot fail to allocate
+
+tsan:  ## threads that run the same sparse layer, under ThreadSanitizer
+	mkdir -p .cache
+	cc $(SPARSE_C) -D_GNU_SOURCE -O1 -g -fsanitize=thread $(CHECK) -o .cache/check-tsan
+	setarch -R .cache/check-tsan 3000
 
 FUZZ_SECONDS ?= 300
 fuzz: $(VENV)/ready  ## coverage-guided fuzzing of every target

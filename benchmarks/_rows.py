@@ -1,8 +1,9 @@
 """Rows of the table: a registry, and how a row is measured.
 
-A row is a function that prepares its input and gives a `Race` (two ways to do the same thing) or a
-`Peak` (the memory of a child process). Subject and peer of a race run in turn in one process, and
-the shortest time of each counts: noise only ever adds.
+A row is a function that prepares its input and gives a `Race` (two ways to do the same thing), a
+`Rate` (one way, against a stated speed) or a `Peak` (the memory of a child process). Subject and
+peer of a race run in turn in one process, and the shortest time of each counts: noise only ever
+adds.
 """
 
 import contextlib
@@ -55,6 +56,20 @@ class Race:
     """The subject does all that the peer does, in one thread: it cannot be faster."""
     after: Callable[[], object] = nothing
     """Clears up after each run, outside the measurement."""
+    clock: Callable[[], float] = time.perf_counter
+    """`time.thread_time` for what runs in one thread, whatever else the machine does."""
+
+
+@dataclass(frozen=True)
+class Rate:
+    """The processor time of one thread, against the time that a stated speed allows."""
+
+    subject: Callable[[], object]
+    nbytes: int
+    moved: int
+    """Bytes that are counted by the speed."""
+    speed: float
+    """Bytes a second."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +85,9 @@ class Peak:
     """What is imported before, and not counted."""
 
 
+Prepare = Callable[[Files], Race | Rate | Peak]
+
+
 @dataclass(frozen=True)
 class Row:
     """One row to be measured."""
@@ -78,7 +96,7 @@ class Row:
     what: str
     peer: str
     target: str
-    prepare: Callable[[Files], Race | Peak]
+    prepare: Prepare
     why: str = ""
     """The reason, should the target not be reached."""
 
@@ -107,12 +125,10 @@ class Result:
 ROWS: list[Row] = []
 
 
-def row(
-    what: str, peer: str, target: str = "", why: str = ""
-) -> Callable[[Callable[[Files], Race | Peak]], Callable[[Files], Race | Peak]]:
+def row(what: str, peer: str, target: str = "", why: str = "") -> Callable[[Prepare], Prepare]:
     """Register a row; the target reads "≤ 1.5 ×" or "≥ 5 × faster"."""
 
-    def register(prepare: Callable[[Files], Race | Peak]) -> Callable[[Files], Race | Peak]:
+    def register(prepare: Prepare) -> Prepare:
         area = prepare.__module__.rpartition(".")[2]
         ROWS.append(Row(f"{area}.{prepare.__name__}", what, peer, target, prepare, why))
         return prepare
@@ -131,6 +147,10 @@ def measure(row: Row, files: Files, seconds: float) -> Result:
     if isinstance(prepared, Peak):
         peak = peak_memory(prepared)
         return Result(row, prepared.nbytes, _mib(peak), _mib(prepared.limit), peak / prepared.limit)
+    if isinstance(prepared, Rate):
+        took, allowed = _best_rate(prepared, seconds), prepared.moved / prepared.speed
+        times = _milliseconds(took), _milliseconds(allowed)
+        return Result(row, prepared.nbytes, *times, allowed / took)
     subject, peer = _best_times(prepared, seconds)
     per_byte = (prepared.peer_nbytes or prepared.nbytes) / prepared.nbytes
     ratio = subject / peer * per_byte
@@ -146,14 +166,19 @@ def _best_times(race: Race, seconds: float) -> tuple[float, float]:
     began, repeats = time.perf_counter(), 0
     while repeats < 3 or time.perf_counter() - began < seconds:
         for i, action in enumerate((race.subject, race.peer)):
-            start = time.perf_counter()
+            start = race.clock()
             result = action()
-            took = time.perf_counter() - start
+            took = race.clock() - start
             del result  # gives its memory back outside the measurement
             race.after()
             best[i] = min(best[i], took)
         repeats += 1
     return best[0], best[1]
+
+
+def _best_rate(rate: Rate, seconds: float) -> float:
+    race = Race(rate.subject, nothing, rate.nbytes, clock=time.thread_time)
+    return _best_times(race, seconds)[0]
 
 
 def peak_memory(peak: Peak) -> int:

@@ -67,17 +67,26 @@ def _open(source: Source, parse: Parse | None, along: bool, max_bytes: int | Non
 
 
 def _open_file(
-    source: Source, parse: Parse | None, *, along: bool = False, max_bytes: int | None = None
+    source: Source,
+    parse: Parse | None,
+    *,
+    delivery: bool | None = None,
+    along: bool = False,
+    max_bytes: int | None = None,
 ) -> tuple[Storage, Header, Parsed]:
     """A file: its bytes, its header, and what that says; by itself if nobody says what to expect.
 
-    Of a delivery file it is the bytes and the header of what it was made of.
+    Of a delivery file it is the bytes and the header of what it was made of; among shards, all are
+    delivery files or none is (delivery-1.0 ELSA-D-042).
     """
     storage = open_storage(source, along=along)
     try:
         header = read_header(storage.front(), storage.name, max_bytes)
         elsa = KEY in header.metadata
-        if is_delivery(header) and parse in (None, _profile.parse):
+        delivered = is_delivery(header) and parse in (None, _profile.parse)
+        if delivery not in (None, delivered):
+            raise InvalidIndex(f"{storage.name}: of its shards, some are delivery files, not all")
+        if delivered:
             network = delivery_network(storage, header)
             return network.storage, network.header, network
         if parse is None:
@@ -96,9 +105,11 @@ class _Kind:
 
     def __init__(self, parse: Parse | None) -> None:
         self._parse = parse
+        self._delivery: bool | None = None
 
     def __call__(self, source: Source) -> tuple[Storage, Header, Parsed]:
-        opened = _open_file(source, self._parse)
+        opened = _open_file(source, self._parse, delivery=self._delivery)
+        self._delivery = isinstance(opened[2], DeliveryNetwork)
         if self._parse is None:
             level = isinstance(opened[2], LevelFile)
             self._parse = _level_document.parse if level else _profile.parse
@@ -126,8 +137,9 @@ def _open_shards(source: Source, parse: Parse | None) -> Network:
 
 def _join(shards: Shards, index: Index, parsed: Mapping[str, Parsed]) -> Network:
     """The network that shards are, whatever they are."""
-    if any(isinstance(it, DeliveryNetwork) for it in parsed.values()):
-        return _join_deliveries(shards, index, parsed)
+    deliveries = {f: it for f, it in parsed.items() if isinstance(it, DeliveryNetwork)}
+    if deliveries:
+        return _join_deliveries(shards, index, deliveries)
     profiles = {file: it for file, it in parsed.items() if isinstance(it, Profile)}
     if profiles:
         return _join_networks(shards, index, profiles)
@@ -135,12 +147,10 @@ def _join(shards: Shards, index: Index, parsed: Mapping[str, Parsed]) -> Network
     return join_levels(shards, index, levels)
 
 
-def _join_deliveries(shards: Shards, index: Index, parsed: Mapping[str, Parsed]) -> Network:
+def _join_deliveries(
+    shards: Shards, index: Index, files: Mapping[str, DeliveryNetwork]
+) -> DeliveryShards:
     """Delivery files in the place of shards (delivery-1.0 ELSA-D-042)."""
-    files = {file: it for file, it in parsed.items() if isinstance(it, DeliveryNetwork)}
-    for file in parsed:
-        if file not in files:
-            raise InvalidIndex(f"{shards.name}: {file!r} is not a delivery file, as others are")
     whole = _join_networks(shards, index, {file: it.profile for file, it in files.items()})
     assert isinstance(whole.storage, Shards)
     order = [shard.file for shard in whole.storage.shards]

@@ -68,6 +68,11 @@ def export() -> None:
     _run("export")
 
 
+def bench() -> None:
+    """Run as `elsa-bench`."""
+    _run("bench")
+
+
 def train() -> None:
     """Run as `elsa-train`."""
     _run("train")

@@ -6,11 +6,18 @@ Trains a small network on handwritten digits (embedded in scikit-learn), and lea
 report in demo-out/.
 """
 
+import contextlib
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +33,7 @@ from elsa_train import data, models
 
 OUT = Path("demo-out")
 NET, TEMPLATE = OUT / "net.safetensors", OUT / "net.onnx"
+SHIPPED, DEVICE = OUT / "net.ship.safetensors", OUT / "device.ship.safetensors"
 LEVEL_1, LEVEL_2 = OUT / "level1.safetensors", OUT / "level2.onnx"
 ALL_LEVELS = OUT / "all-levels.onnx"
 
@@ -49,7 +57,18 @@ def main() -> None:
     shell(f"elsa-verify {NET}")
     shell(f"elsa-inspect {NET} --full --html {OUT}/report.html")
 
-    say("3. A device streams the level it wants, through a pipe, in constant memory")
+    say("3. A device fetches level 1 by its own bytes, and each upgrade by the difference")
+    shell(f"elsa-ship {NET} -o {SHIPPED}")
+    networks: dict[Any, dict[str, np.ndarray]] = {}
+    took = {}
+    with serving(OUT) as url:
+        for level in (1, 2, 3, "dense"):
+            wish = f"--level {level}" if level == 1 else f"--upgrade {level}"
+            said = shell(f"elsa-fetch {url}/{SHIPPED.name} {wish} -o {DEVICE} --json")
+            took[level] = json.loads(said)["fetched"]
+            with elsa_format.open_delivery(DEVICE) as delivery:
+                networks[level] = delivery.load(level)
+    print("  or streams it, from any source, in constant memory:")
     shell(f"cat {NET} | elsa-extract - --level 1 --layout bitmask -o {LEVEL_1}")
 
     say("4. Export to ONNX: one level, and all levels in one small graph")
@@ -59,22 +78,22 @@ def main() -> None:
     shell(f"elsa-export {NET} --onnx {TEMPLATE} --all-levels -o {ALL_LEVELS}")
 
     say("5. Run everything: accuracy when it froze, from the file, and in ONNX Runtime")
-    networks = {1: elsa_format.load_level(LEVEL_1)}
-    rows = [["level", "sparsity", "size", "at freeze", "from file", "ONNX Runtime", "all levels"]]
+    head = ["level", "sparsity", "fetched", "at freeze", "as fetched", "from file"]
+    rows = [[*head, "ONNX Runtime", "all levels"]]
+    streamed = elsa_format.load_level(LEVEL_1)
     equal = True
     with elsa_format.open(NET) as file:
         for level in (1, 2, 3, "dense"):
-            weights = networks.get(level) or file.load(level)
             outputs = [
-                in_jax(model, weights, inputs),
+                in_jax(model, networks[level], inputs),
+                in_jax(model, streamed if level == 1 else file.load(level), inputs),
                 in_onnx_runtime(level, inputs),
                 run(onnx.all_levels_session(ALL_LEVELS, level=level), inputs),
             ]
             right = [recorded(file, level, len(labels))]
             right += [int((logits.argmax(axis=1) == labels).sum()) for logits in outputs]
             equal = equal and len(set(right)) == 1
-            size = file.size(level, "dense" if level == "dense" else "bitmask")
-            row = [str(level), f"{file.sparsity(level):.2%}", show_size(size)]
+            row = [str(level), f"{file.sparsity(level):.2%}", show_size(took[level])]
             rows.append(row + [f"{count / len(labels):.2%}" for count in right])
     print(f"\n{table(rows)}\n")
     if not equal:
@@ -83,7 +102,7 @@ def main() -> None:
         f"All equal. {time.monotonic() - started:.0f} seconds; the files are in {OUT}/. Try next:"
     )
     print(f"  open {OUT}/report.html in a browser")
-    print(f"  {bin_folder()}/elsa-extract {NET} --max-size 60kB --layout csr -o small.safetensors")
+    print(f"  {bin_folder()}/elsa-extract {DEVICE} --whole -o whole.safetensors")
     print(f"  {bin_folder()}/elsa-pack YOUR.safetensors --sparsities 95,90,80 -o yours.safetensors")
 
 
@@ -121,15 +140,53 @@ def say(text: str) -> None:
     print(f"\n\033[1m{text}\033[0m" if sys.stdout.isatty() else f"\n{text}", flush=True)
 
 
-def shell(command: str) -> None:
-    """Show a command and run it."""
+def shell(command: str) -> str:
+    """Show a command, run it, and return what it printed if that is JSON."""
     print(f"  $ {command}", flush=True)
     path = f"{bin_folder()}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
-        ["bash", "-o", "pipefail", "-c", command], env={**os.environ, "PATH": path}, check=False
+        ["bash", "-o", "pipefail", "-c", command],
+        env={**os.environ, "PATH": path, "no_proxy": "127.0.0.1"},
+        stdout=subprocess.PIPE if command.endswith("--json") else None,
+        text=True,
+        check=False,
     )
     if done.returncode:
         sys.exit(done.returncode)
+    return done.stdout or ""
+
+
+class Ranges(SimpleHTTPRequestHandler):
+    """Serves a folder, by ranges of bytes as any web server does but Python's own."""
+
+    def do_GET(self) -> None:
+        content = (Path(self.directory) / Path(self.path).name).read_bytes()
+        found = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "bytes=0-"))
+        assert found is not None
+        first, last = int(found[1]), min(int(found[2] or len(content)), len(content) - 1)
+        self.send_response(206)
+        self.send_header("Content-Range", f"bytes {first}-{last}/{len(content)}")
+        self.send_header("Content-Length", str(last + 1 - first))
+        self.send_header("ETag", '"demo"')
+        self.end_headers()
+        with contextlib.suppress(ConnectionError):
+            self.wfile.write(content[first : last + 1])
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Say nothing."""
+
+
+@contextlib.contextmanager
+def serving(folder: Path) -> Iterator[str]:
+    """A server on this machine; gives its address."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Ranges, directory=str(folder)))
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def bin_folder() -> str:

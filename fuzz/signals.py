@@ -138,6 +138,9 @@ def commands(folder: Path) -> dict[str, Command]:
     np.savez(dense, **weights)  # type: ignore[arg-type]
     elsa_format.pack(dense, net, sparsities=[95, 90, 80])
     elsa_format.pack(dense, index, sparsities=[95, 90, 80], max_shard_size=4 << 20)
+    shipped, level = folder / "net.ship.safetensors", folder / "level.safetensors"
+    elsa_format.ship(net, shipped)
+    elsa_format.extract(net, level, level=2, layout="bitmask")
     pack = ("pack", str(dense), "--sparsities", "95,90,80", "-o")
     extract = ("extract", str(net), "-l", "2", "-o", "out.safetensors")
     found = {
@@ -148,7 +151,12 @@ def commands(folder: Path) -> dict[str, Command]:
         "extract keep": Command((*extract, "--keep-levels")),
         "extract shards": Command(("extract", str(index), "-l1", "-o", "o.index.json", "-j", "3")),
         "extract pipe": Command(("extract", "-", "-l", "1", "-o", "out.safetensors"), net),
+        "extract level": Command(("extract", str(level), "-o", "out.safetensors")),
+        "extract whole": Command(("extract", str(shipped), "--whole", "-o", "out.safetensors")),
+        "ship": Command(("ship", str(net), "-o", "out.ship.safetensors", "-j", "2")),
+        "ship parts": Command(("ship", str(net), "--split", "-o", "out.ship.safetensors")),
         "verify": Command(("verify", str(net))),
+        "verify delivery": Command(("verify", str(shipped))),
         "verify shards": Command(("verify", str(index), "-j", "3")),
         "verify pipe": Command(("verify", "-"), net),
         "inspect": Command(("inspect", str(net))),

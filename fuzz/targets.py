@@ -64,8 +64,8 @@ def expect(condition: bool, message: str) -> None:
 
 
 def same_verdict(found: str, expected: str, what: str) -> None:
-    """Both accept, or both name the same defect; of two in one text, parsers may see either."""
-    if {found, expected} == {"InvalidJson", "DuplicateKey"}:
+    """Both accept, or both name the same defect; of two that have no order, they may see either."""
+    if {found, expected} in ({"InvalidJson", "DuplicateKey"}, {"CounterOutOfRange", "NonFinite"}):
         return
     expect(found == expected, f"{what}: {found or 'accepted'}, the spec says {expected or 'valid'}")
 
@@ -300,6 +300,8 @@ def index(data: bytes) -> None:
 
     The verdicts are those of the specification, and a level has its bits.
     """
+    if b".ship.safetensors" in data:  # delivery files are not for its plain counterpart
+        return
     path = Path(_beside_shards().name) / "model.safetensors.index.json"
     path.write_bytes(data)
     report, error = ours(lambda: elsa.verify(path))

@@ -1,5 +1,6 @@
 """elsa-export: a level, or all of them, as a model of another format."""
 
+import re
 from typing import Any
 
 import click
@@ -14,6 +15,7 @@ from elsa_format.cli import (
     QUIET,
     SETTINGS,
     VERSION,
+    SparsityType,
     level_options,
     one_level,
     progress,
@@ -24,6 +26,54 @@ from elsa_format.cli import (
     standard_input,
     standard_output,
     written_size,
+)
+
+
+class LatencyType(click.ParamType):  # type: ignore[type-arg]
+    """A time: 5ms, 0.2s, 300us."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        if isinstance(value, float):
+            return value
+        found = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*(us|µs|ms|s)", value.strip())
+        if found is None or float(found[1]) == 0:
+            self.fail(f"{value!r} is not a time such as 5ms or 0.2s", param, ctx)
+        return float(found[1]) * {"s": 1.0, "ms": 1e-3}.get(found[2], 1e-6)
+
+
+class FastType(SparsityType):
+    """A sparsity, or nothing: then it is measured."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> bool | float:
+        return value if isinstance(value, bool) else super().convert(value, param, ctx)
+
+
+class AxisType(click.ParamType):  # type: ignore[type-arg]
+    """The size of a named axis: batch=8."""
+
+    name = "axis=size"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[str, int]:
+        if isinstance(value, tuple):
+            return value
+        name, _, size = value.rpartition("=")
+        if not name or not size.isascii() or not size.isdigit() or not 0 < int(size) < 1 << 31:
+            self.fail(f"{value!r} is not an axis and its size, such as batch=8", param, ctx)
+        return name, int(size)
+
+
+THREADS = click.option(
+    "--threads", type=click.IntRange(1), help="Threads of ONNX Runtime to measure with."
+)
+DIM = click.option(
+    "--dim",
+    "sizes",
+    multiple=True,
+    type=AxisType(),
+    metavar="AXIS=SIZE",
+    help="Size of an axis that the graph leaves open, to measure with.  [default: 1]",
 )
 
 
@@ -41,6 +91,23 @@ from elsa_format.cli import (
 @click.option("--all-levels", is_flag=True, help="One small graph that runs any level of SRC.")
 @click.option("--level-input", is_flag=True, help="With --all-levels: every run chooses its level.")
 @click.option("--sparse", is_flag=True, help="Sparse initializers where they are smaller.")
+@click.option(
+    "--fast",
+    type=FastType(),
+    is_flag=False,
+    flag_value=True,
+    default=False,
+    metavar="[=SPARSITY]",
+    help="Sparse operators for the layers that run faster with them here, or for those of at "
+    "least this sparsity.",
+)
+@click.option(
+    "--max-latency",
+    type=LatencyType(),
+    help="The densest level whose run takes no longer here, such as 5ms.",
+)
+@THREADS
+@DIM
 @click.option("--fold-batch-norm", "fold", is_flag=True, help="Fold batch norm into convolutions.")
 @click.option(
     "--external-data",
@@ -62,6 +129,8 @@ def export(
     target: str,
     all_levels: bool,
     level_input: bool,
+    max_latency: float | None,
+    sizes: tuple[tuple[str, int], ...],
     no_verify: bool,
     force: bool,
     as_json: bool,
@@ -73,18 +142,37 @@ def export(
     \b
     elsa-export net.safetensors --onnx net.onnx --level 2 -o level2.onnx
     elsa-export net.safetensors --onnx net.onnx --sparsity 90 --sparse -o small.onnx
+    elsa-export net.safetensors --onnx net.onnx --level 1 --fast -o fast.onnx
+    elsa-export net.safetensors --onnx net.onnx --max-latency 5ms --fast -o fast.onnx
     elsa-export net.safetensors --onnx net.onnx --all-levels -o levels.onnx
     """
     one_level(options)
-    if all_levels and any(options[name] is not None for name in ("level", "sparsity", "max_size")):
-        raise click.UsageError("Give one of --level, --sparsity, --max-size and --all-levels.")
+    wishes = [name for name in ("level", "sparsity", "max_size") if options[name] is not None]
+    if len(wishes) + (max_latency is not None) + all_levels > 1:
+        raise click.UsageError(
+            "Give one of --level, --sparsity, --max-size, --max-latency and --all-levels."
+        )
+    fast = options["fast"]
     others = [name for name in ("sparse", "fold", "external_data") if options[name]]
+    others += ["fast"] if fast is not False else []
     if all_levels and (others or no_verify or "-" in (source, target)):
         raise click.UsageError("--all-levels points into the file SRC, and takes no such option.")
     if level_input and not all_levels:
         raise click.UsageError("--level-input belongs to --all-levels.")
-    onnx = _onnx()
+    if fast is not False and options["max_size"] is not None:
+        raise click.UsageError("--fast has sizes of its own: give --level or --sparsity.")
+    if (options["threads"] or sizes) and fast is not True and max_latency is None:
+        raise click.UsageError("--threads and --dim are for what is measured, by --fast, say.")
+    if max_latency is not None and source == "-":
+        raise click.UsageError("--max-latency reads SRC several times: it cannot be a pipe.")
+    onnx = find_onnx()
+    options["sizes"] = dict(sizes)
+    layers: list[int] = []
     try:
+        if max_latency is not None:
+            measured = {name: options[name] for name in ("fast", "threads", "sizes")}
+            found = onnx.level_within(source, template, max_latency, **measured)
+            options["level"] = "dense" if found is None else found
         if all_levels:
             onnx.export_all_levels(source, template, target, level_input=level_input, force=force)
             level: Any = "all"
@@ -97,6 +185,7 @@ def export(
                     verify=not no_verify,
                     force=force,
                     progress=shown,
+                    chosen=lambda *counts: layers.extend(counts),
                     **options,
                 )
     except TemplateMismatch as error:
@@ -105,10 +194,11 @@ def export(
         raise
     size = None if target == "-" else written_size(target)
     summary = f"{target}: {'all levels' if all_levels else f'level {level}'}"
+    summary += ", {} of {} layers sparse".format(*layers) if layers else ""
     summary += "" if size is None else f", {show_size(size)}"
     summary += f" beside {source}" if all_levels else ""
     report(
-        {"level": level, "size": size},
+        {"level": level, "size": size} | ({"sparse_layers": layers[0]} if layers else {}),
         summary if target != "-" else "",
         target,
         as_json=as_json,
@@ -116,7 +206,7 @@ def export(
     )
 
 
-def _onnx() -> Any:
+def find_onnx() -> Any:
     """The converter, imported only when it is needed: onnx alone takes longer than `--help` may."""
     try:
         from elsa_converters import onnx

@@ -6,11 +6,14 @@ FormatError
 ├── UnsupportedOnnx      valid, but not something a level can be exported to
 ├── TemplateMismatch     the template's tensors are not those of the ELSA file
 └── MisplacedOutput      it can not point to its data, or has none to stand beside; InvalidOption
+
+ElsaError
+└── MissingOperators     the sparse operators were not built, for want of a C compiler
 """
 
 from collections.abc import Sequence
 
-from elsa_format import FormatError, InvalidOption, UnsafePath
+from elsa_format import ElsaError, FormatError, InvalidOption, UnsafePath
 
 
 class InvalidOnnx(FormatError):
@@ -53,3 +56,11 @@ class TemplateMismatch(FormatError):
 def _printable(row: tuple[str, str, str]) -> tuple[str, str, str]:
     name = "".join(c if c.isprintable() else "?" for c in row[0])
     return name, *row[1:]
+
+
+class MissingOperators(ElsaError):
+    """The sparse operators were not built when this was installed."""
+
+    def __init__(self, consequence: str, hint: str = "", **options: object) -> None:
+        message = f"the sparse operators were not built, for want of a C compiler: {consequence}"
+        super().__init__(message, hint, **options)

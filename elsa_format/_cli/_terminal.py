@@ -74,13 +74,13 @@ def _option(name: str, value: object) -> str:
 
 
 def _fail(message: str, code: int) -> None:
-    wait_if_ending()
     say(f"error: {message}", err=True)
     sys.exit(code)
 
 
 def say(text: str, *, err: bool = False) -> None:
     """Print for people, if they are there; what is in a hostile name cannot steer the terminal."""
+    wait_if_ending()
     stream = sys.stderr if err else sys.stdout
     if stream is None:  # closed by the caller (`>&-`)
         return

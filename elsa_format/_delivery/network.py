@@ -82,16 +82,23 @@ class DeliveryNetwork(Network):
         return self.downloads["dense"] if size is None else size
 
     def steps(self, level: int | None) -> list[Step]:
-        """What the level consists of; what only others need may not be there."""
-        return [step for step in super().steps(level) if step.name is not None]
+        """What the parts of the level hold; what only denser ones need may not be there."""
+        places, last = self.delivery.prefix.plan.places, self._part(level)
+        return [
+            step
+            for step in super().steps(level)
+            if step.info.name not in places or places[step.info.name].part <= last
+        ]
+
+    def _part(self, level: int | None) -> int:
+        return len(self.profile.levels) + 1 if level is None else level
 
     def view(self, level: int | None) -> tuple[Storage, Mapping[str, str]]:
         """The level, which must be there, by its own parts.
 
         A tensor has its checksum only where it is complete.
         """
-        profile = self.profile
-        part = len(profile.levels) + 1 if level is None else level
+        profile, part = self.profile, self._part(level)
         self.delivery.prefix.need(part)
         nested = {} if level is None else profile.nested
         complete = {n: xxh for n, xxh in profile.checksums.items() if n not in nested}
@@ -140,8 +147,9 @@ class DeliveryShards(Network):
         return sum(shard.file_size for shard in self.deliveries)
 
     def steps(self, level: int | None) -> list[Step]:
-        """What the level consists of; what only others need may not be there."""
-        return [step for step in super().steps(level) if step.name is not None]
+        """What the parts of the level hold; what only denser ones need may not be there."""
+        there = {step.info.name for shard in self.shards for step in shard.steps(level)}
+        return [step for step in super().steps(level) if step.info.name in there]
 
     def view(self, level: int | None) -> tuple[Storage, Mapping[str, str]]:
         """The level by its own parts, of all files as one."""

@@ -5,7 +5,7 @@ import hashlib
 import html
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
 
@@ -32,6 +32,7 @@ def write_report(
     target: Target,
     *,
     full: bool = False,
+    measured: Sequence[Mapping[str, Any]] = (),
     max_bytes: int | None = None,
     force: bool = False,
     progress: Progress = no_progress,
@@ -39,7 +40,8 @@ def write_report(
     """Write the report of an ELSA file and return its size in bytes.
 
     The header suffices; `full` reads the data too, once and in bounded memory, for pictures of the
-    nested masks and the distribution of magnitudes.
+    nested masks and the distribution of magnitudes. `measured` has a row for each level, as
+    `elsa-bench` gives them, for a table of what they cost on a machine.
 
     >>> write_report("net.safetensors", "report.html") > 10_000
     True
@@ -49,6 +51,7 @@ def write_report(
             if isinstance(network, LevelNetwork):
                 raise InvalidOption(f"{network.name}: is a level file; a report is of an ELSA file")
             document = describe(network)
+            document["measured"] = list(measured)
             if full:
                 meter = Meter(progress, network.header.data_size)
                 with LevelReader(network, tick=meter.tick) as reader:
@@ -114,6 +117,7 @@ def describe(network: Network) -> dict[str, Any]:
             for key, text in sorted(header.metadata.items())
             if key != KEY
         ],
+        "measured": [],
         "downloads": list(network.downloads.values())
         if isinstance(network, DeliveryNetwork | DeliveryShards)
         else None,

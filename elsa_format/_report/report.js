@@ -958,11 +958,30 @@
   addEventListener("beforeprint", () => applyTheme("light"));
   addEventListener("afterprint", () => applyTheme(ownTheme()));
 
+  // ---------------------------------------------------------------- what was measured
+
+  function drawMeasured() {
+    if (!data.measured.length) return;
+    const cell = (value, show) => make("td", { class: "num" }, value === null ? "–" : show(value));
+    const time = (seconds) => `${Number((1000 * seconds).toPrecision(4))} ms`;
+    const head = ["Level", "Best", "Model", "Download", "Memory", "Dense", "Fast"];
+    $("measured-table").replaceChildren(
+      make("thead", {}, make("tr", {}, ...head.map((text, i) => make("th", { scope: "col", class: i > 1 ? "num" : undefined }, text)))),
+      make("tbody", {}, ...data.measured.map((row) => make("tr", {},
+        make("th", { scope: "row" }, String(row.level)),
+        make("td", {}, row.best ? "★" : ""),
+        cell(row.size, size), cell(row.download, size), cell(row.memory, size),
+        cell(row.dense_seconds, time), cell(row.fast_seconds, time)))),
+    );
+    $("measured").hidden = false;
+  }
+
   // ---------------------------------------------------------------- start
 
   setTheme(ownTheme());
   drawHead();
   drawLevels();
+  drawMeasured();
   if (metrics.length) {
     $("metric").append(...metrics.map((metric) => make("option", { value: metric }, short(metric, 40))));
     const accuracy = metrics.find((metric) => /acc|top.?1/i.test(metric));

@@ -8,6 +8,12 @@
 #include <immintrin.h>
 #endif
 
+#if defined(__GNUC__)
+#define INLINE static inline __attribute__((always_inline))
+#else
+#define INLINE static inline
+#endif
+
 enum {
     STORED = 4,    /* the mode of a stored block */
     WHOLE = 255,   /* the h of words that are not split */
@@ -123,6 +129,7 @@ static size_t rounded(size_t size)
 /* What decoding needs, and encoding. */
 typedef struct {
     uint8_t *left, *marks, *taken; /* bitmaps */
+    uint32_t *places;              /* of few words */
     uint8_t *bytes;                /* gaps, then distances */
     uint8_t *planes[8];            /* of the rests */
 } decode_memory;
@@ -142,7 +149,8 @@ static decode_memory for_decoding(uint8_t *scratch, size_t n, size_t itemsize)
     memory.left = scratch;
     memory.marks = scratch += rounded(n / 8);
     memory.taken = scratch += rounded(n / 8);
-    memory.bytes = scratch += rounded(n / 8);
+    memory.places = (uint32_t *)(void *)(scratch += rounded(n / 8));
+    memory.bytes = scratch += rounded(n / MANY * sizeof(uint32_t));
     for (size_t i = 0; i < itemsize; i++)
         memory.planes[i] = scratch += rounded(n);
     return memory;
@@ -164,7 +172,7 @@ static encode_memory for_encoding(uint8_t *scratch, size_t n, size_t itemsize)
 
 size_t elsa_delivery_scratch(size_t n, size_t itemsize)
 {
-    const size_t decoding = 3 * rounded(n / 8) + (1 + itemsize) * rounded(n);
+    const size_t decoding = 3 * rounded(n / 8) + rounded(n / MANY * 4) + (1 + itemsize) * rounded(n);
     const size_t table = rounded(itemsize == 8 ? 4 * LARGEST_TABLE : 4 << 13);
     const size_t encoding = 3 * rounded(n / 8) + table + rounded(itemsize * n) + 3 * rounded(n);
     return (decoding > encoding ? decoding : encoding) + 64; /* it starts on a cache line */
@@ -196,7 +204,7 @@ static size_t bitmap_size(size_t n)
     return (n + 7) / 8;
 }
 
-static unsigned lowest_bit(uint64_t bits)
+INLINE unsigned lowest_bit(uint64_t bits)
 {
 #if defined(__GNUC__)
     return (unsigned)__builtin_ctzll(bits);
@@ -205,6 +213,18 @@ static unsigned lowest_bit(uint64_t bits)
     for (; (bits & 1) == 0; bits >>= 1)
         place++;
     return place;
+#endif
+}
+
+INLINE size_t bits_in(uint64_t bits)
+{
+#if defined(__GNUC__)
+    return (size_t)__builtin_popcountll(bits);
+#else
+    size_t count = 0;
+    for (; bits; bits >>= 8)
+        count += bit_counts[bits & 255];
+    return count;
 #endif
 }
 
@@ -231,15 +251,53 @@ typedef struct {
     bool all; /* every word of the block */
 } remaining;
 
+/* Whether so few of n words are taken that they are put one by one, at their `places`. */
+static bool are_few(size_t k, size_t n)
+{
+    return k < n / MANY;
+}
+
+/* Whole words are stored, the last one again and again: reading a byte back to add a bit waits for
+ * the store before. */
 static void mark_gaps(const uint8_t *gaps, size_t g, uint8_t *bitmap, size_t size)
 {
-    size_t at = 0;
+    size_t at = 0, word = 0;
+    uint64_t bits = 0;
     memset(bitmap, 0, size);
     for (size_t i = 0; i < g; i++) {
         const unsigned gap = gaps[i], mark = gap != 255;
         at += gap;
-        bitmap[at / 8] |= (uint8_t)(mark << at % 8); /* a step beyond the last word marks none */
+        bits &= -(uint64_t)(at / 64 == word); /* no branch: none could be foreseen */
+        word = at / 64; /* a step beyond the last word of the block marks none */
+        bits |= (uint64_t)mark << at % 64;
+        memcpy(bitmap + 8 * word, &bits, 8);
         at += mark;
+    }
+}
+
+/* The same as a list, which has room for one more than are marked. */
+static void list_gaps(const uint8_t *gaps, size_t g, uint32_t *places)
+{
+    uint32_t at = 0;
+    for (size_t i = 0; i < g; i++) {
+        const uint32_t gap = gaps[i], mark = gap != 255;
+        *places = at + gap;
+        places += mark;
+        at += gap + mark;
+    }
+}
+
+/* The places of the bits that are set, of n. Eight are written for any 64 bits, of few words seldom
+ * more, so that how many there are is seldom guessed wrongly; the list has room for seven too many. */
+INLINE void list_bits(const uint8_t *bitmap, size_t n, uint32_t *places)
+{
+    for (size_t base = 0; base < n; base += 64) {
+        uint64_t bits = load_bits(bitmap + base / 8);
+        const size_t count = bits_in(bits);
+        for (size_t i = 0; i < count; i += 8)
+            for (size_t j = 0; j < 8; j++, bits &= bits - 1)
+                places[i + j] = (uint32_t)base + lowest_bit(bits | (uint64_t)1 << 63);
+        places += count;
     }
 }
 
@@ -329,12 +387,14 @@ static void set_all(uint8_t *bitmap, size_t n)
         bitmap[n / 8] = (uint8_t)((1 << n % 8) - 1);
 }
 
-/* Read which words are taken, k of those that are left, as a bitmap of all n words. */
+/* Read which words are taken, k of those that are left: as a bitmap of all n words, or as a list,
+ * or, unless this is the last payload, as both. */
 static const char *read_positions(elsa_fields *fields, size_t k, remaining *left, size_t n,
-                                  const decode_memory *memory)
+                                  bool is_last, const decode_memory *memory, bool *listed)
 {
     const size_t r = left->count, size = bitmap_size(n), marks_size = bitmap_size(r);
     uint8_t *const taken = memory->taken, *const marks = left->all ? taken : memory->marks;
+    *listed = false;
     if (elsa_left(fields) < 1)
         return elsa_too_short;
     const unsigned mode = *fields->at++;
@@ -364,6 +424,12 @@ static const char *read_positions(elsa_fields *fields, size_t k, remaining *left
             return "gaps that lead beyond the words that are left";
         if (found != (mode == 1 ? k : r - k))
             return "another number of gaps than of words";
+        if (mode == 1 && left->all && are_few(k, n)) {
+            list_gaps(gaps, (size_t)g, memory->places);
+            *listed = true;
+            if (is_last)
+                return NULL;
+        }
         mark_gaps(gaps, (size_t)g, marks, marks_size + TAIL);
     } else if (mode == 3) {
         if (elsa_left(fields) < marks_size)
@@ -451,11 +517,11 @@ static uint8_t *write_positions(const encode_memory *memory, size_t n, size_t r,
     return out + marks_size;
 }
 
-/* Whether one of eight distances is 255. */
-static bool has_escape(uint64_t distances)
+/* Which of eight distances are 255: the highest bit of each such byte. */
+static uint64_t find_escapes(uint64_t distances)
 {
-    const uint64_t ones = 0x0101010101010101;
-    return ((~distances - ones) & distances & (ones << 7)) != 0; /* a byte of ~distances is 0 */
+    const uint64_t low = 0x7f7f7f7f7f7f7f7f;
+    return ((distances & low) + 0x0101010101010101) & distances & ~low;
 }
 
 /* The largest distance that is one, and the number of escapes. */

@@ -57,52 +57,101 @@ static const char *NAME(read_values)(elsa_fields *fields, size_t k, unsigned cou
     return NULL;
 }
 
-/* Words from..from + n of a payload. */
+/* Narrow words have no vector shift by a variable, but are multiplied quickly; wide ones are not. */
+#if WIDTH <= 16
+#define SHIFTED(word, bits) ((WORD)((word) * (WORD)(1u << (bits))))
+#else
+#define SHIFTED(word, bits) ((WORD)((WORD)(word) << (bits)))
+#endif
+
+/* Magnitude, rest and counter in one word. The sign is above the rest, at the lowest bit of the
+ * magnitude: where it is set, it is added where it belongs and taken away from there. */
+INLINE WORD NAME(join)(const NAME(values) * from, WORD rest, uint8_t distance)
+{
+    const WORD low = (WORD)((uint64_t)1 << from->shift), high = (WORD)((uint64_t)1 << (WIDTH - 1));
+    const WORD magnitude = SHIFTED((WORD)((WORD)from->top - distance), from->shift);
+    const WORD below = SHIFTED(rest, from->tau);
+    const WORD sign = (WORD)((below & low) == low ? (WORD)(high - low) : 0);
+    return (WORD)((WORD)(magnitude + below) + (WORD)(sign + (WORD)from->counter));
+}
+
+/* The rests: their planes, and the fields above them. */
+TARGET static void NAME(join_rests)(const NAME(values) * from, size_t start, size_t n,
+                                    const uint8_t *restrict fields, WORD *restrict out)
+{
+    const unsigned planes = from->rest / 8, above = planes == sizeof(WORD) ? 0 : 8 * planes;
+    for (size_t i = 0; i < n; i++)
+        out[i] = (WORD)((uint64_t)fields[i] << above); /* 0 if there are none */
+    for (unsigned p = 0; p < planes; p++) {
+        const uint8_t *restrict plane = from->planes[p] + start;
+        for (size_t i = 0; i < n; i++)
+            out[i] = (WORD)(out[i] | (WORD)((WORD)plane[i] << 8 * p));
+    }
+}
+
+/* Escapes in the place of words whose distance is 255; behind those that were used. */
+TARGET static const uint8_t *NAME(put_escapes)(const uint8_t *distances, size_t n,
+                                               const uint8_t *escape, WORD *restrict out)
+{
+    enum { GROUP = 64 }; /* distances, seldom with an escape */
+    size_t i = 0;
+    for (; i + GROUP <= n; i += GROUP) {
+        uint8_t any = 0;
+        for (size_t j = 0; j < GROUP; j++)
+            any |= (uint8_t)(distances[i + j] == 255);
+        for (size_t j = 0; any && j < GROUP; j += 8)
+            for (uint64_t left = find_escapes(load_bits(distances + i + j)); left; left &= left - 1) {
+                memcpy(&out[i + j + lowest_bit(left) / 8], escape, sizeof(WORD));
+                escape += sizeof(WORD);
+            }
+    }
+    for (; i < n; i++)
+        if (distances[i] == 255) {
+            memcpy(&out[i], escape, sizeof(WORD));
+            escape += sizeof(WORD);
+        }
+    return escape;
+}
+
+/* Words start..start + n of a payload. */
 TARGET static void NAME(join_values)(const NAME(values) * from, size_t k, size_t start, size_t n,
                                      const uint8_t **escape, WORD *restrict out)
 {
     uint8_t fields[CHUNK];
-    const unsigned planes = from->rest / 8, above = from->rest % 8, tau = from->tau;
-    const WORD counter = (WORD)from->counter;
+    const NAME(values) of = *from; /* which nothing that is written here changes */
+    const unsigned planes = of.rest / 8, above = of.rest % 8;
     if (above > 0) {
         const size_t size = (k * above + 7) / 8, skip = start / 8 * above;
-        unpack_bits(from->packed + skip, size - skip, above, n, fields);
+        unpack_bits(of.packed + skip, size - skip, above, n, fields);
+    } else
+        memset(fields, 0, n);
+    if (of.distances == NULL) {
+        NAME(join_rests)(from, start, n, fields, out);
         for (size_t i = 0; i < n; i++)
-            out[i] = (WORD)((WORD)fields[i] << 8 * planes);
-    }
-    for (unsigned p = 0; p < planes; p++) {
-        const uint8_t *restrict plane = from->planes[p] + start;
-        const unsigned shift = 8 * p;
-        if (p == 0 && above == 0)
-            for (size_t i = 0; i < n; i++)
-                out[i] = plane[i];
-        else
-            for (size_t i = 0; i < n; i++)
-                out[i] = (WORD)(out[i] | (WORD)((WORD)plane[i] << shift));
-    }
-    if (from->distances == NULL) {
-        for (size_t i = 0; i < n; i++)
-            out[i] = (WORD)(out[i] << tau | counter);
+            out[i] = (WORD)(out[i] << of.tau | (WORD)of.counter);
         return;
     }
-    const unsigned shift = from->shift, low = shift - tau;
-    const WORD mask = (WORD)(((uint64_t)1 << low) - 1), top = (WORD)from->top;
-    const uint8_t *restrict distances = from->distances + start;
-    for (size_t i = 0; i < n; i++) {
-        const WORD magnitude = (WORD)(top - distances[i]), sign = (WORD)(out[i] >> low);
-        out[i] = (WORD)((WORD)(sign << (WIDTH - 1)) | (WORD)(magnitude << shift) |
-                        (WORD)((out[i] & mask) << tau) | counter);
-    }
-    for (size_t i = 0; from->escapes > 0 && i < n; i++) {
-        if (i % 8 == 0 && i + 8 <= n && !has_escape(load_bits(distances + i))) {
-            i += 7;
-            continue;
-        }
-        if (distances[i] == 255) {
-            memcpy(&out[i], *escape, sizeof(WORD));
-            *escape += sizeof(WORD);
+    const uint8_t *restrict distances = of.distances + start;
+    /* In one pass where there are few planes, as of F32 and BF16. */
+    if (planes == 0)
+        for (size_t i = 0; i < n; i++)
+            out[i] = NAME(join)(&of, fields[i], distances[i]);
+#if WIDTH == 32
+    else if (planes == 2) {
+        const uint8_t *restrict low = of.planes[0] + start, *restrict high = of.planes[1] + start;
+        for (size_t i = 0; i < n; i++) {
+            const WORD rest = (WORD)fields[i] << 16 | (WORD)high[i] << 8 | low[i];
+            out[i] = NAME(join)(&of, rest, distances[i]);
         }
     }
+#endif
+    else {
+        NAME(join_rests)(from, start, n, fields, out);
+        for (size_t i = 0; i < n; i++)
+            out[i] = NAME(join)(&of, out[i], distances[i]);
+    }
+    if (of.escapes > 0)
+        *escape = NAME(put_escapes)(distances, n, *escape, out);
 }
 
 /* All words of a block. */
@@ -114,23 +163,36 @@ TARGET static void NAME(put_all)(const NAME(values) * from, size_t n, WORD *word
                           words + start);
 }
 
-/* Few words, each at the place of its bit. */
-TARGET static void NAME(put_some)(const NAME(values) * from, size_t k, const uint8_t *taken,
-                                  WORD *words)
+/* Few words, each at its place. If all others are 0, these are set just ahead, so that each line of
+ * memory is touched once. */
+TARGET static void NAME(put_some)(const NAME(values) * from, size_t k, const uint32_t *places,
+                                  WORD *words, size_t n, bool first)
 {
+    enum { AT_ONCE = 64 };
     WORD chunk[CHUNK];
     const uint8_t *escape = from->escape;
-    size_t base = 0;
-    uint64_t bits = load_bits(taken);
+    size_t zeroed = 0;
     for (size_t start = 0; start < k; start += CHUNK) {
-        const size_t n = k - start < CHUNK ? k - start : CHUNK;
-        NAME(join_values)(from, k, start, n, &escape, chunk);
-        for (size_t i = 0; i < n; bits &= bits - 1) {
-            while (bits == 0)
-                bits = load_bits(taken + (base += 64) / 8);
-            words[base + lowest_bit(bits)] = chunk[i++];
+        const size_t size = k - start < CHUNK ? k - start : CHUNK;
+        NAME(join_values)(from, k, start, size, &escape, chunk);
+        for (size_t i = 0; i < size;) {
+            const size_t end = size - i < AT_ONCE ? size : i + AT_ONCE;
+            if (first) {
+                const size_t next = places[start + end - 1] + 1;
+                memset(words + zeroed, 0, (next - zeroed) * sizeof(WORD));
+                zeroed = next;
+            }
+            for (; i < end; i++)
+                words[places[start + i]] = chunk[i];
         }
     }
+    if (first)
+        memset(words + zeroed, 0, (n - zeroed) * sizeof(WORD));
+}
+
+TARGET static void NAME(find_places)(const uint8_t *taken, size_t n, uint32_t *places)
+{
+    list_bits(taken, n, places);
 }
 
 /* Many words: the gaps between them are opened eight at a time; what is there has no bit in common. */
@@ -172,6 +234,22 @@ static const char *NAME(decode_plain)(const uint8_t *data, size_t size, void *wo
     return wrong;
 }
 
+/* A block on its way from level to level. */
+typedef struct {
+    WORD *words;
+    size_t n;
+    elsa_words of;
+    remaining left;
+    bool is_fresh; /* nothing was put yet, not even zeros */
+} NAME(block);
+
+static void NAME(clear)(NAME(block) * block)
+{
+    if (block->is_fresh)
+        memset(block->words, 0, block->n * sizeof(WORD));
+    block->is_fresh = false;
+}
+
 /* The words of a stored block that the level has; all of them for the dense network (ELSA-D-022). */
 static const char *NAME(decode_stored)(elsa_fields *fields, uint64_t k, WORD *words, size_t n,
                                        elsa_words of, unsigned level)
@@ -207,25 +285,33 @@ TARGET static void NAME(find_left)(const WORD *words, size_t n, remaining *left)
 
 /* One payload of a block that is not stored, behind k. */
 static const char *NAME(decode_payload)(elsa_fields *fields, uint64_t k, unsigned counter,
-                                        WORD *words, size_t n, remaining *left, elsa_words of,
+                                        NAME(block) * block, bool is_last,
                                         const decode_memory *memory)
 {
+    remaining *const left = &block->left;
+    const size_t n = block->n;
     if (k > left->count || (counter == 0 && k != left->count))
         return "another number of words than are left";
-    const char *wrong = read_positions(fields, (size_t)k, left, n, memory);
+    bool listed;
+    const char *wrong = read_positions(fields, (size_t)k, left, n, is_last, memory, &listed);
     NAME(values) found;
     if (wrong == NULL)
-        wrong = NAME(read_values)(fields, (size_t)k, counter, of, memory, &found);
+        wrong = NAME(read_values)(fields, (size_t)k, counter, block->of, memory, &found);
     if (wrong == NULL && fields->at != fields->end)
         wrong = "bytes behind the last field";
     if (wrong != NULL)
         return wrong;
     if (k == n)
-        NAME(put_all)(&found, n, words);
-    else if (k < n / MANY)
-        NAME(put_some)(&found, (size_t)k, memory->taken, words);
-    else
-        NAME(put_many)(&found, (size_t)k, memory->taken, words, n);
+        NAME(put_all)(&found, n, block->words);
+    else if (are_few((size_t)k, n)) {
+        if (!listed)
+            NAME(find_places)(memory->taken, n, memory->places);
+        NAME(put_some)(&found, (size_t)k, memory->places, block->words, n, block->is_fresh);
+    } else {
+        NAME(clear)(block);
+        NAME(put_many)(&found, (size_t)k, memory->taken, block->words, n);
+    }
+    block->is_fresh = false;
     return NULL;
 }
 
@@ -234,21 +320,18 @@ static const char *NAME(decode_nested)(const uint8_t *data, const elsa_i64 *size
                                        uint8_t *scratch, int *stored)
 {
     const decode_memory memory = for_decoding(on_a_line(scratch), n, sizeof(WORD));
-    WORD *const words = into;
-    remaining left = {memory.left, n, true};
+    NAME(block) block = {into, n, of, {memory.left, n, true}, first == 1};
     *stored = 0;
     if (first > 1)
-        NAME(find_left)(words, n, &left);
-    else {
-        memset(words, 0, n * sizeof(WORD));
-        set_all(left.bits, n);
-    }
+        NAME(find_left)(block.words, n, &block.left);
+    else
+        set_all(block.left.bits, n);
     for (size_t i = 0; i < count; i++) {
         const unsigned level = first + (unsigned)i, counter = level > of.levels ? 0 : level;
         elsa_fields fields = {data, data + sizes[i]};
         data = fields.end;
         if (sizes[i] == 0) {
-            if (counter == 0 && left.count > 0)
+            if (counter == 0 && block.left.count > 0)
                 return "words that are in no part";
             continue;
         }
@@ -259,13 +342,15 @@ static const char *NAME(decode_nested)(const uint8_t *data, const elsa_i64 *size
         if (counter == 1 && elsa_left(&fields) > 0 && *fields.at == STORED) {
             fields.at++;
             *stored = 1;
-            left.count = 0;
-            wrong = NAME(decode_stored)(&fields, k, words, n, of, first + (unsigned)count - 1);
+            block.left.count = 0;
+            block.is_fresh = false;
+            wrong = NAME(decode_stored)(&fields, k, block.words, n, of, first + (unsigned)count - 1);
         } else
-            wrong = NAME(decode_payload)(&fields, k, counter, words, n, &left, of, &memory);
+            wrong = NAME(decode_payload)(&fields, k, counter, &block, i + 1 == count, &memory);
         if (wrong != NULL)
             return wrong;
     }
+    NAME(clear)(&block);
     return NULL;
 }
 
@@ -431,5 +516,6 @@ static size_t NAME(encode_nested)(const void *from, size_t n, elsa_words of, uin
 static const elsa_delivery NAME(delivery) = {NAME(decode_nested), NAME(decode_plain),
                                              NAME(encode_nested), NAME(encode_plain)};
 
+#undef SHIFTED
 #undef WIDTH
 #undef WORD

@@ -17,6 +17,7 @@ enum {
     LONGEST = 12,           /* bits of a codeword */
     WINDOWS = 1 << LONGEST, /* each begins with one codeword */
     AT_ONCE = 4,            /* symbols from one load: 4 * 12 bits and 7 that were used before */
+    FILLED = 6 + 8,         /* bytes that those 55 bits pass at most, and those of the next load */
     TOO_SHORT = 8,          /* no bit of a byte */
 };
 
@@ -146,6 +147,21 @@ typedef struct {
     unsigned bit;
 } place;
 
+INLINE unsigned leading_zeros(uint64_t bits)
+{
+#if defined(__GNUC__)
+    return (unsigned)__builtin_clzll(bits);
+#else
+    unsigned zeros = 0;
+    for (unsigned half = 32; half > 0; half /= 2)
+        if (bits >> (64 - half) == 0) {
+            zeros += half;
+            bits <<= half;
+        }
+    return zeros;
+#endif
+}
+
 INLINE uint64_t window(const place *p, const uint8_t *end)
 {
     uint64_t bits = 0;
@@ -154,63 +170,84 @@ INLINE uint64_t window(const place *p, const uint8_t *end)
     return bits >> p->bit;
 }
 
-/* One symbol for every window of 12 bits, and how many of them it takes. */
+/* For every window of 12 bits the symbol that it begins with, and below it the bits that this takes. */
 typedef uint16_t table[WINDOWS];
 
-#define SYMBOL(bits, used, out)                                                                    \
+/* The next symbol, and then the bits behind it. */
+#define SYMBOL(bits, out)                                                                          \
     do {                                                                                           \
         const unsigned found = symbols[(bits) & (WINDOWS - 1)];                                    \
-        (out) = (uint8_t)found;                                                                    \
-        (bits) >>= found >> 8;                                                                     \
-        (used) += found >> 8;                                                                      \
+        (out) = (uint8_t)(found >> 8);                                                             \
+        (bits) >>= found & 63;                                                                     \
     } while (0)
+
+/* A bit stream in the quick loop. Bit 63 of eight bytes that are loaded is replaced by a mark, which
+ * moves down with every bit that is used, so that these need not be counted. */
+typedef struct {
+    const uint8_t *at; /* of the bytes that were loaded */
+    uint64_t bits;
+} reservoir;
+
+static const uint64_t MARK = (uint64_t)1 << 63;
+
+INLINE unsigned bits_used(const reservoir *r)
+{
+    return leading_zeros(r->bits);
+}
+
+INLINE void fill(reservoir *r)
+{
+    const unsigned used = bits_used(r);
+    uint64_t bits;
+    r->at += used / 8;
+    memcpy(&bits, r->at, 8);
+    r->bits = (bits | MARK) >> used % 8;
+}
+
+INLINE place place_of(const reservoir *r)
+{
+    const unsigned used = bits_used(r);
+    return (place){r->at + used / 8, used % 8};
+}
 
 /* As many symbols of each stream as `counts`; where they end is not looked at before the last one
  * is read, but nothing behind `end` is: a stream that is too short gives nonsense until then. */
-INLINE void decode(const uint16_t *symbols, place places[4], const size_t counts[4], uint8_t *out,
-                   const uint8_t *end)
+INLINE void decode(const uint16_t *restrict symbols, place places[4], const size_t counts[4],
+                   uint8_t *restrict out, const uint8_t *end)
 {
-    uint8_t *outs[4] = {out, out + counts[0], out + counts[0] + counts[1],
-                        out + counts[0] + counts[1] + counts[2]};
+    const size_t q = counts[0];
     size_t done = 0;
-    if (end - places[0].at >= 8) {
-        place a = places[0], b = places[1], c = places[2], d = places[3];
-        const uint8_t *const last = end - 8;
+    if (end - places[0].at >= FILLED) {
+        reservoir a = {places[0].at, MARK}, b = {places[1].at, MARK}, c = {places[2].at, MARK},
+                  d = {places[3].at, MARK};
+        const uint8_t *const last = end - FILLED;
         while (done + AT_ONCE <= counts[3] && a.at <= last && b.at <= last && c.at <= last &&
                d.at <= last) {
-            uint64_t bits_a, bits_b, bits_c, bits_d;
-            memcpy(&bits_a, a.at, 8);
-            memcpy(&bits_b, b.at, 8);
-            memcpy(&bits_c, c.at, 8);
-            memcpy(&bits_d, d.at, 8);
-            bits_a >>= a.bit;
-            bits_b >>= b.bit;
-            bits_c >>= c.bit;
-            bits_d >>= d.bit;
-            for (size_t i = done; i < done + AT_ONCE; i++) {
-                SYMBOL(bits_a, a.bit, outs[0][i]);
-                SYMBOL(bits_b, b.bit, outs[1][i]);
-                SYMBOL(bits_c, c.bit, outs[2][i]);
-                SYMBOL(bits_d, d.bit, outs[3][i]);
+            fill(&a);
+            fill(&b);
+            fill(&c);
+            fill(&d);
+            for (size_t i = 0; i < AT_ONCE; i++, done++) {
+                SYMBOL(a.bits, out[done]);
+                SYMBOL(b.bits, out[q + done]);
+                SYMBOL(c.bits, out[2 * q + done]);
+                SYMBOL(d.bits, out[3 * q + done]);
             }
-            a.at += a.bit >> 3, a.bit &= 7;
-            b.at += b.bit >> 3, b.bit &= 7;
-            c.at += c.bit >> 3, c.bit &= 7;
-            d.at += d.bit >> 3, d.bit &= 7;
-            done += AT_ONCE;
         }
-        places[0] = a, places[1] = b, places[2] = c, places[3] = d;
+        places[0] = place_of(&a), places[1] = place_of(&b);
+        places[2] = place_of(&c), places[3] = place_of(&d);
     }
-    for (size_t s = 0; s < 4; s++)
+    for (size_t s = 0; s < 4; out += counts[s++])
         for (size_t i = done; i < counts[s]; i++) {
             if (places[s].at >= end) {
                 places[s].bit = TOO_SHORT; /* even if all codewords so far fill their bytes */
                 break;
             }
-            uint64_t bits = window(&places[s], end);
-            SYMBOL(bits, places[s].bit, outs[s][i]);
-            places[s].at += places[s].bit >> 3;
-            places[s].bit &= 7;
+            const unsigned found = symbols[window(&places[s], end) & (WINDOWS - 1)];
+            out[i] = (uint8_t)(found >> 8);
+            places[s].bit += found & 63;
+            places[s].at += places[s].bit / 8;
+            places[s].bit %= 8;
         }
 }
 
@@ -222,7 +259,7 @@ static void decode_plain(const uint16_t *symbols, place places[4], const size_t 
 
 #if ELSA_X86
 /* Shifts by any register, without waiting for flags. */
-__attribute__((target("bmi,bmi2"))) static void decode_bmi2(const uint16_t *symbols,
+__attribute__((target("bmi,bmi2,lzcnt"))) static void decode_bmi2(const uint16_t *symbols,
                                                             place places[4],
                                                             const size_t counts[4], uint8_t *out,
                                                             const uint8_t *end)
@@ -230,6 +267,33 @@ __attribute__((target("bmi,bmi2"))) static void decode_bmi2(const uint16_t *symb
     decode(symbols, places, counts, out, end);
 }
 #endif
+
+/* A table of `length` bits is that of one bit less twice, but for the codewords of this length: a
+ * shorter one is followed by either bit. The code being complete, every entry is set in the end. */
+static void fill_table(const uint8_t lengths[256], unsigned last, uint16_t *symbols)
+{
+    uint16_t codes[256];
+    uint8_t sorted[256];
+    unsigned ends[LONGEST + 1] = {0};
+    codewords(lengths, last, codes);
+    for (unsigned symbol = 0; symbol <= last; symbol++)
+        ends[lengths[symbol]]++;
+    ends[0] = 0;
+    for (unsigned length = 1; length <= LONGEST; length++)
+        ends[length] += ends[length - 1];
+    const unsigned count = ends[LONGEST];
+    for (unsigned symbol = last + 1; symbol-- > 0;)
+        if (lengths[symbol])
+            sorted[--ends[lengths[symbol]]] = (uint8_t)symbol; /* ends become starts */
+    unsigned next = 0;
+    symbols[0] = 0;
+    for (unsigned length = 1; length <= LONGEST; length++) {
+        const size_t half = (size_t)1 << (length - 1);
+        memcpy(symbols + half, symbols, half * sizeof *symbols);
+        for (; next < count && lengths[sorted[next]] == length; next++)
+            symbols[codes[sorted[next]]] = (uint16_t)((unsigned)sorted[next] << 8 | length);
+    }
+}
 
 static const char *read_code(elsa_fields *fields, uint16_t *symbols)
 {
@@ -239,7 +303,6 @@ static const char *read_code(elsa_fields *fields, uint16_t *symbols)
     if (elsa_left(fields) < last / 2 + 1)
         return elsa_too_short;
     uint8_t lengths[256] = {0};
-    uint16_t codes[256];
     unsigned used = 0, filled = 0;
     for (unsigned symbol = 0; symbol <= (last | 1); symbol++) {
         const uint8_t length = fields->at[symbol / 2] >> 4 * (symbol % 2) & 15;
@@ -254,11 +317,7 @@ static const char *read_code(elsa_fields *fields, uint16_t *symbols)
     fields->at += last / 2 + 1;
     if (used < 2 || filled != WINDOWS)
         return "codewords that do not fill the code";
-    codewords(lengths, last, codes);
-    for (unsigned symbol = 0; symbol <= last; symbol++)
-        if (lengths[symbol])
-            for (unsigned at = codes[symbol]; at < WINDOWS; at += 1u << lengths[symbol])
-                symbols[at] = (uint16_t)((unsigned)lengths[symbol] << 8 | symbol);
+    fill_table(lengths, last, symbols);
     return NULL;
 }
 

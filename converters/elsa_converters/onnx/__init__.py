@@ -9,11 +9,15 @@
 from elsa_converters._errors import (
     InvalidExternalData,
     InvalidOnnx,
+    MissingOperators,
     TemplateMismatch,
     UnsupportedOnnx,
 )
 from elsa_converters.onnx._all_levels import export_all_levels
+from elsa_converters.onnx._bench import Measured, measure_levels
 from elsa_converters.onnx._export import export
+from elsa_converters.onnx._latency import level_within
+from elsa_converters.onnx._operators import sparse_ops_library
 from elsa_converters.onnx._session import LevelSession, all_levels_session, session
 from elsa_converters.onnx._template import OnnxCheckpoint, write_template
 
@@ -21,12 +25,17 @@ __all__ = [
     "InvalidExternalData",
     "InvalidOnnx",
     "LevelSession",
+    "Measured",
+    "MissingOperators",
     "OnnxCheckpoint",
     "TemplateMismatch",
     "UnsupportedOnnx",
     "all_levels_session",
     "export",
     "export_all_levels",
+    "level_within",
+    "measure_levels",
     "session",
+    "sparse_ops_library",
     "write_template",
 ]

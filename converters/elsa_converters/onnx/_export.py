@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,16 +10,19 @@ from typing import Any
 from numpy.typing import NDArray
 from onnx import ModelProto
 
-from elsa_converters._errors import MisplacedOutput
+from elsa_converters._errors import MisplacedOutput, MissingOperators
 from elsa_converters.onnx._bind import Binding
+from elsa_converters.onnx._fast import check_fast, prepare, use_sparse
 from elsa_converters.onnx._fold import fold_batch_norm
 from elsa_converters.onnx._hoist import remove_named
+from elsa_converters.onnx._layers import Layer
 from elsa_converters.onnx._level import Template, open_level
 from elsa_converters.onnx._model import drop_metadata
 from elsa_converters.onnx._places import location_of
 from elsa_converters.onnx._sparse import coordinates, is_smaller_sparse
 from elsa_converters.onnx._writer import LARGEST_FILE, Entry, ModelWriter, model_size
-from elsa_format import NoSuchLevel
+from elsa_converters.onnx_sparse import find_library
+from elsa_format import InvalidOption, NoSuchLevel
 from elsa_format.plugins import (
     LevelLike,
     LevelNumber,
@@ -52,6 +55,10 @@ def export(
     max_size: int | None = None,
     sparse: bool = False,
     fold: bool = False,
+    fast: bool | float = False,
+    threads: int | None = None,
+    sizes: Mapping[str, int] | None = None,
+    chosen: Callable[[int, int], None] = lambda some, of: None,
     external_data: bool | None = None,
     verify: bool = True,
     max_bytes: int | None = None,
@@ -62,22 +69,36 @@ def export(
 
     The level is given by number or name, or as the densest with at least a `sparsity` (a fraction),
     or as the densest whose model has at most `max_size` bytes. `sparse` writes sparse initializers
-    where they are smaller; `fold` folds batch norm into the convolutions before it. Tensors go to a
+    where they are smaller; `fold` folds batch norm into the convolutions before it. `fast` lets
+    sparse operators compute layers: those of at least the sparsity that it says, or, if it is true,
+    those with which the network is fastest on this machine with so many `threads` and inputs whose
+    named axes have these `sizes`; `chosen` is told how many layers of how many. Tensors go to a
     file beside the model, named after it with `.data`, if `external_data` is true or, unless it is
     false, the model would exceed 2 GB. A network of more than `max_bytes` is refused.
 
     >>> export("net.safetensors", "net.onnx", "level.onnx", sparsity=0.9)
     2
     """
+    check_fast(fast)
+    if fast is not False and max_size is not None:
+        raise InvalidOption("a fast model's size is not known before it is made: give a level")
     choice = partial(_choose, level=level, sparsity=sparsity, max_size=max_size, sparse=sparse)
     with open_level(
         source, template, choice, verify=verify, max_bytes=max_bytes, progress=progress
     ) as opened:
         binding, proto = opened.binding, opened.binding.proto
         describe_level(proto, binding.network, opened.level)
-        if fold:
+        in_memory = fold or fast is not False
+        if in_memory:
             arrays = opened.arrays()
-            fold_batch_norm(proto, arrays)
+            if fast is not False:
+                where = str(binding.model.path)
+                layers = prepare(proto, arrays, where)
+                picked = _picked(proto, arrays, layers, fast, threads, sizes, where)
+                chosen(len(picked), len(layers))
+                proto, arrays = use_sparse(proto, arrays, picked)
+            else:
+                fold_batch_norm(proto, arrays)
             entries = [_array_entry(name, array, sparse) for name, array in arrays.items()]
         else:
             entries = _entries(binding, opened.level, sparse)
@@ -88,7 +109,7 @@ def export(
                 data = _data_output(stack, target, force)
             output = stack.enter_context(open_output(target, force=force))
             writer = ModelWriter(proto, entries, output, data)
-            if fold:
+            if in_memory:
                 for name, array in arrays.items():
                     writer.append(name, array)
             else:
@@ -97,6 +118,25 @@ def export(
             writer.finish()
             commit_outputs([*([data[1]] if data else []), output])  # the data alone is of no use
         return binding.network.stated(opened.level)
+
+
+def _picked(
+    proto: ModelProto,
+    arrays: dict[str, NDArray[Any]],
+    layers: list[Layer],
+    fast: bool | float,
+    threads: int | None,
+    sizes: Mapping[str, int] | None,
+    where: str,
+) -> list[Layer]:
+    """The layers for sparse operators: by their sparsity, or by timing them."""
+    if fast is not True:
+        return [layer for layer in layers if layer.sparsity >= fast]
+    from elsa_converters.onnx._measure import fastest_layers  # brings onnxruntime
+
+    if find_library() is None:
+        raise MissingOperators("nothing to measure", "{fast} takes layers unmeasured", fast=0.7)
+    return fastest_layers(proto, arrays, layers, threads=threads, sizes=sizes, where=where)
 
 
 def describe_level(proto: ModelProto, network: Network, level: int | None) -> None:

@@ -3,27 +3,34 @@
 import io
 import json
 import os
+import warnings
 from typing import Any
 
 import numpy as np
 import onnxruntime
-from numpy.typing import NDArray
-from onnx import ModelProto, load_model
+from onnx import load_model
 
 from elsa_converters._errors import InvalidOnnx
 from elsa_converters.onnx._all_levels import LEVEL, LEVELS_KEY
-from elsa_converters.onnx._bind import Binding
+from elsa_converters.onnx._fast import SPARSITY, check_fast, prepare, use_sparse
+from elsa_converters.onnx._initializers import with_values
 from elsa_converters.onnx._level import Template, open_level
-from elsa_converters.onnx._weights import TO_ONNX
-from elsa_converters.onnx._wire import LARGE
-from elsa_converters.onnx._writer import header_of, point_to
+from elsa_converters.onnx_sparse import find_library
 from elsa_format.plugins import LevelLike, LevelNumber, Source, find_level
 
 
 def session(
-    source: Source, template: Template, *, level: LevelLike, **ort_options: Any
+    source: Source,
+    template: Template,
+    *,
+    level: LevelLike,
+    fast: bool | float = False,
+    **ort_options: Any,
 ) -> "LevelSession":
     """An onnxruntime session of one level of an ELSA file, which may be a pipe.
+
+    With `fast`, sparse operators compute the layers of which at least 70 % is zero, or as much as
+    it says. Where they were not built, a warning says so, and the session runs densely.
 
     Options are attributes of onnxruntime.SessionOptions by name (`intra_op_num_threads=2`) and
     arguments of InferenceSession (`providers=`, `sess_options=`, …).
@@ -33,7 +40,7 @@ def session(
     >>> y.shape
     (5, 100)
     """
-    return LevelSession(source, template, level, ort_options)
+    return LevelSession(source, template, level, ort_options, fast)
 
 
 class LevelSession(onnxruntime.InferenceSession):  # type: ignore[misc]
@@ -48,10 +55,16 @@ class LevelSession(onnxruntime.InferenceSession):  # type: ignore[misc]
     level: LevelNumber
 
     def __init__(
-        self, source: Source, template: Template, level: LevelLike, options: dict[str, Any]
+        self,
+        source: Source,
+        template: Template,
+        level: LevelLike,
+        options: dict[str, Any],
+        fast: bool | float = False,
     ) -> None:
+        check_fast(fast)
         self._elsa_source, self._elsa_template = source, template
-        self._elsa_options = options
+        self._elsa_options, self._elsa_fast = options, fast
         self._create(level)
 
     def use_level(self, level: LevelLike) -> None:
@@ -68,7 +81,13 @@ class LevelSession(onnxruntime.InferenceSession):  # type: ignore[misc]
             arrays = opened.arrays()
             binding = opened.binding
         self._elsa_template = binding.model  # parsed once
-        graph, values = _with_values(binding, arrays)
+        proto = binding.proto
+        if self._elsa_fast is not False and _add_operators(options):
+            least = SPARSITY if self._elsa_fast is True else self._elsa_fast
+            layers = prepare(proto, arrays, str(binding.model.path))
+            sparse = [layer for layer in layers if layer.sparsity >= least]
+            proto, arrays = use_sparse(proto, arrays, sparse)
+        graph, values = with_values(proto, arrays)
         options.add_external_initializers(list(values), list(values.values()))
         super().__init__(graph, options, **arguments)
         # Until here the values had to live; the session has copies of its own.
@@ -87,23 +106,18 @@ def _split(given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     return options, arguments
 
 
-def _with_values(binding: Binding, arrays: dict[str, NDArray[Any]]) -> tuple[bytes, dict[str, Any]]:
-    """The model's bytes with placeholders for its tensors, and the tensors."""
-    proto, values = ModelProto(), {}
-    proto.CopyFrom(binding.proto)
-    for name, array in arrays.items():
-        rest = binding.rest.get(name)
-        info = binding.info(name) if rest is None else rest.info
-        tensor = header_of(info)
-        if info.nbytes < LARGE:
-            # Small ones are copied into the graph, where shape inference can see them.
-            tensor.raw_data = array.tobytes()
-        else:
-            point_to(tensor, "elsa", 0, info.nbytes)
-            code = TO_ONNX[info.dtype.name]
-            values[info.name] = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, code)
-        proto.graph.initializer.append(tensor)
-    return proto.SerializeToString(), values
+def _add_operators(options: Any) -> bool:
+    """Let a session know the sparse operators; False if there are none."""
+    library = find_library()
+    if library is None:
+        warnings.warn(
+            "the sparse operators were not built (no C compiler), so the session runs densely",
+            RuntimeWarning,
+            stacklevel=5,
+        )
+        return False
+    options.register_custom_ops_library(str(library))
+    return True
 
 
 def all_levels_session(

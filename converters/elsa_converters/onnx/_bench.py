@@ -1,0 +1,177 @@
+"""What each level costs on this machine: bytes, memory, time, and what it is worth."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+
+from elsa_converters.onnx._export import export
+from elsa_converters.onnx._measure import example_inputs, shortest_times
+from elsa_converters.onnx_sparse import find_library
+from elsa_format import open as open_elsa
+from elsa_format.plugins import LevelNumber, open_network
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A level on this machine.
+
+    >>> row = measure_levels("net.safetensors", "net.onnx", seconds=0.01)[-1]
+    >>> row.level, row.sparsity, row.seconds > 0
+    ('dense', 0.0, True)
+    """
+
+    level: LevelNumber
+    name: str
+    sparsity: float
+    size: int
+    """Bytes of its ONNX model with sparse operators, where they are faster; else densely."""
+    download: int | None
+    """Bytes to get it from a delivery file."""
+    memory: int | None
+    """Bytes that a session of it takes after a run."""
+    dense_memory: int | None
+    dense_seconds: float
+    fast_seconds: float | None
+    """None where the sparse operators were not built."""
+    quality: float | None
+    """Its recorded metric."""
+    best: bool = False
+    """No other level is at least as good in quality and time, and better in one."""
+
+    @property
+    def seconds(self) -> float:
+        """Its time as it would be run."""
+        return self.dense_seconds if self.fast_seconds is None else self.fast_seconds
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def measure_levels(
+    source: str | os.PathLike[str],
+    template: str | os.PathLike[str],
+    *,
+    metric: str = "accuracy",
+    threads: int | None = None,
+    sizes: Mapping[str, int] | None = None,
+    seconds: float = 2.0,
+    progress: Callable[[str], None] = lambda what: None,
+) -> list[Measured]:
+    """Measure every level of an ELSA file, then the dense network.
+
+    >>> [row.level for row in measure_levels("net.safetensors", "net.onnx", seconds=0.01)]
+    [1, 2, 3, 'dense']
+    """
+    with open_elsa(source) as file:
+        rows: list[tuple[LevelNumber, str, float, float | None]] = [
+            (number, level.name, file.sparsity(number), level.metrics.get(metric))
+            for number, level in enumerate(file.levels, 1)
+        ]
+        rows.append(("dense", "", 0.0, file.profile.dense_metrics.get(metric)))
+    found, downloads = [], download_sizes(source)
+    for level, name, sparsity, quality in rows:
+        progress("dense" if level == "dense" else f"level {level}")
+        with tempfile.TemporaryDirectory(prefix="elsa-bench-") as folder:
+            costs = _costs(Path(folder), source, template, level, threads, sizes, seconds)
+        download = downloads.get(level)
+        found.append(Measured(level, name, sparsity, download=download, quality=quality, **costs))
+    return mark_best(found)
+
+
+def download_sizes(source: str | os.PathLike[str]) -> Mapping[LevelNumber, int]:
+    """Bytes to get each level, where the source is a delivery file."""
+    with open_network(source) as network:
+        return dict(getattr(network, "downloads", {}))
+
+
+def mark_best(rows: Sequence[Measured]) -> list[Measured]:
+    """Mark the rows that no other beats; without recorded quality, denser counts as better."""
+    recorded = all(row.quality is not None for row in rows)
+
+    def worth(row: Measured) -> tuple[float, float]:
+        value = row.quality if recorded else -row.sparsity
+        return float(value or 0), -row.seconds
+
+    def beaten(row: Measured, others: Iterable[Measured]) -> bool:
+        mine = worth(row)
+        return any(
+            theirs != mine and all(a >= b for a, b in zip(theirs, mine, strict=True))
+            for theirs in map(worth, others)
+        )
+
+    return [Measured(**{**row.as_dict(), "best": not beaten(row, rows)}) for row in rows]
+
+
+def _costs(
+    folder: Path,
+    source: str | os.PathLike[str],
+    template: str | os.PathLike[str],
+    level: LevelNumber,
+    threads: int | None,
+    sizes: Mapping[str, int] | None,
+    seconds: float,
+) -> dict[str, Any]:
+    models = [folder / "dense.onnx"]
+    export(source, template, models[0], level=level)
+    if find_library() is not None:
+        models.append(folder / "fast.onnx")
+        export(source, template, models[1], level=level, fast=True, threads=threads, sizes=sizes)
+    sessions = [_session(model, threads) for model in models]
+    feeds = example_inputs(sessions[0], sizes, os.fspath(template))
+    times = shortest_times(sessions, feeds, seconds)
+    memory = [session_memory(model, threads, sizes) for model in models]
+    return {
+        "size": _size(models[-1]),
+        "memory": memory[-1],
+        "dense_memory": memory[0],
+        "dense_seconds": times[0],
+        "fast_seconds": times[1] if len(times) > 1 else None,
+    }
+
+
+def _size(model: Path) -> int:
+    data = model.with_name(f"{model.name}.data")
+    return model.stat().st_size + (data.stat().st_size if data.exists() else 0)
+
+
+def _session(model: Path, threads: int | None) -> Any:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads or 0
+    if (library := find_library()) is not None:
+        options.register_custom_ops_library(str(library))
+    return onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+
+
+def session_memory(
+    model: Path, threads: int | None, sizes: Mapping[str, int] | None = None
+) -> int | None:
+    """Bytes that a session and a run of it add to a process of its own; None if that is unknown."""
+    if not Path("/proc/self/statm").exists():
+        return None
+    arguments = json.dumps([str(model), threads, dict(sizes or {})])
+    program = f"import json, sys; from {__name__} import probe; probe(*json.loads(sys.argv[1]))"
+    command = [sys.executable, "-c", program, arguments]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+    return int(done.stdout.split()[-1])
+
+
+def _resident() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def probe(model: str, threads: int | None, sizes: dict[str, int]) -> None:
+    """Print the bytes that a session and a run of it add to this process."""
+    before = _resident()
+    session = _session(Path(model), threads)
+    session.run(None, example_inputs(session, sizes))
+    print(_resident() - before)

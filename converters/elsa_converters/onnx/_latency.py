@@ -1,0 +1,77 @@
+"""The densest level that runs in time on this machine."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from elsa_converters._errors import MissingOperators
+from elsa_converters.onnx._fast import prepare, use_sparse
+from elsa_converters.onnx._level import Template, open_level
+from elsa_converters.onnx._measure import (
+    example_inputs,
+    fastest_layers,
+    new_session,
+    shortest_times,
+)
+from elsa_converters.onnx_sparse import find_library
+from elsa_format import NoSuchLevel
+from elsa_format import open as open_elsa
+from elsa_format.plugins import Source
+
+
+def level_within(
+    source: Any,
+    template: Template,
+    max_latency: float,
+    *,
+    fast: bool | float = False,
+    threads: int | None = None,
+    sizes: Mapping[str, int] | None = None,
+) -> int | None:
+    """The densest level, None for the dense network, that runs in so many seconds at most.
+
+    Levels are tried from the dense network on; `fast` as for `export`.
+
+    >>> level_within("net.safetensors", "net.onnx", 10.0) is None
+    True
+    """
+    if fast is True and find_library() is None:
+        raise MissingOperators("nothing to measure", "{fast} takes layers unmeasured", fast=0.7)
+    with open_elsa(source) as file:
+        numbers: list[int | None] = [None, *range(len(file.levels), 0, -1)]
+    times = {}
+    for number in numbers:
+        session = _session(source, template, number, fast, threads, sizes)
+        feeds = example_inputs(session, sizes, str(template))
+        (times[number],) = shortest_times([session], feeds)
+        del session
+        if times[number] <= max_latency:
+            return number
+    shown = ", ".join(
+        f"{'dense' if n is None else f'level {n}'} takes {t * 1e3:.4g} ms" for n, t in times.items()
+    )
+    hint = "" if fast is not False else "{fast} may be faster"
+    raise NoSuchLevel(
+        f"{source}: no level runs in {max_latency * 1e3:.4g} ms here: {shown}", hint, fast=True
+    )
+
+
+def _session(
+    source: Source,
+    template: Template,
+    number: int | None,
+    fast: bool | float,
+    threads: int | None,
+    sizes: Mapping[str, int] | None,
+) -> Any:
+    with open_level(source, template, "dense" if number is None else number) as opened:
+        arrays, proto, where = opened.arrays(), opened.binding.proto, str(opened.binding.model.path)
+    if fast is not False:
+        layers = prepare(proto, arrays, where)
+        if fast is True:
+            layers = fastest_layers(
+                proto, arrays, layers, threads=threads, sizes=sizes, where=where
+            )
+        else:
+            layers = [layer for layer in layers if layer.sparsity >= fast]
+        proto, arrays = use_sparse(proto, arrays, layers)
+    return new_session(proto, arrays, threads=threads)

@@ -1,0 +1,120 @@
+"""How long models take on this machine: whole sessions in turn, the shortest run of each."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+from onnx import ModelProto
+
+from elsa_converters.onnx._fast import SPARSITY, use_sparse
+from elsa_converters.onnx._initializers import with_values
+from elsa_converters.onnx._layers import Layer
+from elsa_converters.onnx_sparse import find_library
+from elsa_format import InvalidOption
+
+Arrays = dict[str, NDArray[Any]]
+Feeds = dict[str, NDArray[Any]]
+THRESHOLDS = (0.3, 0.5, SPARSITY, 0.85)
+"""Sparsities from which layers are tried: more of them may win, even where they gain little."""
+WORTH = 0.98
+"""Of the dense network's time; what is not faster than this stays dense."""
+SECONDS = 2.0
+"""For which models are compared with each other."""
+_FEWEST_RUNS = 5
+_KINDS = {
+    "tensor(float)": np.float32,
+    "tensor(float16)": np.float16,
+    "tensor(double)": np.float64,
+    "tensor(int64)": np.int64,
+    "tensor(int32)": np.int32,
+    "tensor(int16)": np.int16,
+    "tensor(int8)": np.int8,
+    "tensor(uint8)": np.uint8,
+    "tensor(bool)": np.bool_,
+}
+
+
+def new_session(
+    proto: ModelProto, arrays: Arrays, *, threads: int | None = None, library: bool = True
+) -> Any:
+    """A session of a model and its tensors, with the sparse operators if they are there."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads or 0
+    path = find_library() if library else None
+    if path is not None:
+        options.register_custom_ops_library(str(path))
+    content, values = with_values(proto, arrays)
+    options.add_external_initializers(list(values), list(values.values()))
+    return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+
+
+def example_inputs(session: Any, sizes: Mapping[str, int] | None = None, where: str = "") -> Feeds:
+    """Inputs of a session's shapes: noise for floats, ones for integers.
+
+    Axes without a size have the one that is given for their name, or else 1.
+    """
+    sizes, feeds = dict(sizes or {}), {}
+    rng = np.random.default_rng(0)
+    unknown = set(sizes)
+    for value in session.get_inputs():
+        if value.type not in _KINDS:
+            raise InvalidOption(
+                f"{where}: no example can be made for input {value.name!r}, {value.type}"
+            )
+        unknown -= {axis for axis in value.shape if isinstance(axis, str)}
+        shape = [a if isinstance(a, int) else sizes.get(a, 1) for a in value.shape]
+        kind = np.dtype(_KINDS[value.type])
+        if kind.kind == "f":
+            feeds[value.name] = rng.standard_normal(shape).astype(kind)
+        else:
+            feeds[value.name] = np.ones(shape, kind)
+    if unknown:
+        raise InvalidOption(f"{where}: no input has an axis called {sorted(unknown)[0]!r}")
+    return feeds
+
+
+def shortest_times(
+    sessions: Sequence[Any], feeds: Feeds, seconds: float | None = None
+) -> list[float]:
+    """Seconds of the fastest run of each; they run in turn, so that all see the same noise."""
+    seconds = SECONDS if seconds is None else seconds
+    best = [float("inf")] * len(sessions)
+    for session in sessions:
+        session.run(None, feeds)
+    began, runs = time.perf_counter(), 0
+    while runs < _FEWEST_RUNS or time.perf_counter() - began < seconds:
+        for index, session in enumerate(sessions):
+            start = time.perf_counter()
+            session.run(None, feeds)
+            best[index] = min(best[index], time.perf_counter() - start)
+        runs += 1
+    return best
+
+
+def fastest_layers(
+    proto: ModelProto,
+    arrays: Arrays,
+    layers: Sequence[Layer],
+    *,
+    threads: int | None = None,
+    sizes: Mapping[str, int] | None = None,
+    where: str = "",
+) -> list[Layer]:
+    """Which layers to compute sparsely, none if the dense network is as fast."""
+    tried: list[list[Layer]] = []
+    for threshold in THRESHOLDS:
+        chosen = [layer for layer in layers if layer.sparsity >= threshold]
+        if chosen and chosen not in tried:
+            tried.append(chosen)
+    if not tried:
+        return []
+    dense = new_session(proto, arrays, threads=threads, library=False)
+    feeds = example_inputs(dense, sizes, where)
+    sessions = [dense]
+    sessions += [new_session(*use_sparse(proto, arrays, some), threads=threads) for some in tried]
+    first, *others = shortest_times(sessions, feeds)
+    fastest = min(range(len(others)), key=others.__getitem__)
+    return tried[fastest] if others[fastest] < WORTH * first else []

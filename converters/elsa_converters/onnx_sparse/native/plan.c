@@ -1,0 +1,149 @@
+/* How a layer's weights are walked over for inputs of one shape, made once and kept. */
+#include "kernels.h"
+#include "plan.h"
+
+#include <stdlib.h>
+
+enum {
+    CHUNK = 40 << 10,        /* bytes of packed input: about the first-level cache (measured) */
+    LARGE_CHUNK = 112 << 10, /* the same for few columns: rows of weights in longer parts */
+    REACH = 1 << 16,         /* floats that an offset can reach */
+};
+
+/* A rough count of cycles, fitted to the layers of ResNet-50, to choose the number of vectors in a block. */
+static double cost(const elsa_layer *layer, const elsa_plan *p, int64_t width)
+{
+    double parts = (double)(p->chunks * layer->outputs), each = (double)layer->count / parts;
+    double vectors = (double)p->vectors, blocks = (double)elsa_parts(p->columns, width * p->vectors);
+    double row = 30 + 2 * vectors + each * 1.4 * (vectors > 3 ? vectors : 3);
+    double packing = (double)(p->planes * p->segments * p->segment / width) * 4;
+    return blocks * (parts * row + packing);
+}
+
+/* Windows and chunks for blocks of so many vectors; false if a chunk were too large. */
+static bool cut(elsa_plan *p, const elsa_geometry *g, int64_t vectors, int64_t width)
+{
+    int64_t block = vectors * width;
+    int64_t whole = block + (g->taps[0] - 1) * p->pitch + g->taps[1] - 1, piece = block + g->taps[1] - 1;
+    whole = elsa_parts(whole, ELSA_LINE) * ELSA_LINE;
+    piece = elsa_parts(piece, ELSA_LINE) * ELSA_LINE;
+    bool pieces = piece * g->taps[0] < whole; /* of a wide picture only the rows that are needed */
+    p->vectors = vectors;
+    p->segments = pieces ? g->taps[0] : 1;
+    p->segment = pieces ? piece : whole;
+    int64_t channel = g->phases[0] * g->phases[1], window = channel * p->segments * p->segment;
+    int64_t channels = p->planes / channel;
+    if (window > REACH)
+        return false;
+    int64_t room = (p->transposed ? LARGE_CHUNK : CHUNK) / (int64_t)sizeof(float);
+    int64_t most = elsa_larger(room / window, 1);
+    p->chunks = elsa_parts(channels, most);
+    p->chunk = elsa_parts(channels, p->chunks) * channel;
+    p->chunks = elsa_parts(p->planes, p->chunk);
+    return true;
+}
+
+static bool fill(elsa_plan *p, const elsa_layer *layer, const elsa_geometry *g)
+{
+    int64_t outputs = layer->outputs;
+    p->parts = malloc((size_t)(p->chunks + 1) * (size_t)outputs * sizeof *p->parts);
+    p->offsets = malloc((size_t)layer->count * sizeof *p->offsets);
+    if (!p->parts || !p->offsets)
+        return false;
+    int64_t area = layer->kernel[0] * layer->kernel[1];
+    for (int64_t r = 0; r < outputs; r++) {
+        int64_t chunk = 0, end = elsa_start(layer, r + 1);
+        p->parts[r] = (int32_t)elsa_start(layer, r);
+        for (int64_t i = elsa_start(layer, r); i < end; i++) {
+            int64_t column = elsa_column(layer, r, i);
+            int64_t channel = column / area, y = column % area / layer->kernel[1];
+            int64_t x = column % layer->kernel[1];
+            int64_t plane = (channel * g->phases[0] + y % layer->stride[0]) * g->phases[1] +
+                            x % layer->stride[1];
+            int64_t down = y / layer->stride[0], right = x / layer->stride[1];
+            for (; plane / p->chunk > chunk; chunk++)
+                p->parts[(chunk + 1) * outputs + r] = (int32_t)i;
+            int64_t window = plane % p->chunk * p->segments + (p->segments > 1 ? down : 0);
+            p->offsets[i] = (uint16_t)(window * p->segment + right +
+                                       (p->segments > 1 ? 0 : down * p->pitch));
+        }
+        for (; chunk < p->chunks; chunk++)
+            p->parts[(chunk + 1) * outputs + r] = (int32_t)end;
+    }
+    return true;
+}
+
+static elsa_plan *make(const elsa_layer *layer, const elsa_geometry *g)
+{
+    const elsa_kernels *kernels = elsa_chosen();
+    elsa_plan *p = calloc(1, sizeof *p);
+    if (!p)
+        return NULL;
+    p->key[0] = g->key[0];
+    p->key[1] = g->key[1];
+    p->transposed = g->transposed;
+    p->columns = g->columns;
+    p->length = g->length;
+    p->planes = layer->channels * g->phases[0] * g->phases[1];
+    p->pitch = g->pitch;
+    p->width = g->width;
+    p->area = g->area;
+    int64_t all = elsa_parts(p->columns, kernels->width), best = 0;
+    double least = 0;
+    for (int64_t vectors = 1; vectors <= elsa_smaller(kernels->most_vectors, all); vectors++) {
+        /* Blocks of about the same size. */
+        if (vectors > 1 && elsa_parts(all, vectors) == elsa_parts(all, vectors - 1))
+            continue;
+        if (!cut(p, g, vectors, kernels->width))
+            break;
+        double now = cost(layer, p, kernels->width);
+        if (!best || now < least) {
+            best = vectors;
+            least = now;
+        }
+    }
+    if (best && cut(p, g, best, kernels->width) && fill(p, layer, g))
+        return p;
+    elsa_unplan(p);
+    return NULL;
+}
+
+void elsa_unplan(elsa_plan *p)
+{
+    if (!p)
+        return;
+    free(p->parts);
+    free(p->offsets);
+    free(p);
+}
+
+/* The plan may be one that others use at the same time; kept ones stay until the layer is forgotten. */
+elsa_plan *elsa_planned(elsa_layer *layer, const elsa_geometry *g, bool *kept)
+{
+    *kept = true;
+    for (int i = 0; i < ELSA_SHAPES; i++) {
+        elsa_plan *known = atomic_load(&layer->plans[i]);
+        if (known && known->key[0] == g->key[0] && known->key[1] == g->key[1])
+            return known;
+    }
+    elsa_plan *mine = make(layer, g);
+    if (!mine)
+        return NULL;
+    for (int i = 0; i < ELSA_SHAPES; i++) {
+        elsa_plan *nobody = NULL;
+        if (atomic_compare_exchange_strong(&layer->plans[i], &nobody, mine))
+            return mine;
+        if (nobody->key[0] == mine->key[0] && nobody->key[1] == mine->key[1]) {
+            elsa_unplan(mine); /* another thread was faster */
+            return nobody;
+        }
+    }
+    *kept = false;
+    return mine;
+}
+
+void elsa_forget(elsa_layer *layer)
+{
+    for (int i = 0; i < ELSA_SHAPES; i++)
+        elsa_unplan(atomic_exchange(&layer->plans[i], NULL));
+}

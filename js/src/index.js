@@ -1,0 +1,6 @@
+export { ElsaError } from './errors.js'
+export { extract, extractTo } from './extract.js'
+export { inspect, load, loadImage } from './load.js'
+export { loadLevelFile } from './level_file.js'
+export { validate } from './validate.js'
+export { openDelivery } from './delivery.js'

@@ -1,0 +1,157 @@
+import { fail } from './errors.js'
+
+const CODE = 'InvalidDelivery'
+const LIMIT = 12
+const table = new Uint16Array(1 << LIMIT)
+
+/** Reads the fields of a payload one after the other (delivery-1.0.md §5). */
+export class Payload {
+  /**
+   * @param {Uint8Array} bytes more than the payload, by 8 at least
+   * @param {number} size of the payload
+   */
+  constructor(bytes, size) {
+    this.bytes = bytes
+    this.size = size
+    this.at = 0
+  }
+
+  /** Move on by so many bytes; gives where they begin. @param {number} count */
+  skip(count) {
+    const { at } = this
+    if (count > this.size - at) fail(CODE, `a payload of ${this.size} bytes, which ends too soon`)
+    this.at += count
+    return at
+  }
+
+  byte() {
+    return this.bytes[this.skip(1)]
+  }
+
+  /** An integer ≥ 0; those beyond 2^53 are rounded, and above any limit. */
+  varint() {
+    let value = 0
+    for (let i = 0, scale = 1; ; i++, scale *= 128) {
+      const byte = this.byte()
+      value += (byte & 127) * scale
+      if (byte < 128) {
+        if (i && !byte) fail(CODE, 'a varint with more bytes than it needs')
+        return value
+      }
+      if (i === 8) fail(CODE, 'a varint of 2^63 or more')
+    }
+  }
+
+  /**
+   * A byte stream (§8).
+   * @param {Uint8Array} out
+   * @param {number} count of its bytes
+   */
+  stream(out, count) {
+    if (!count) return
+    const type = this.byte()
+    if (type === 0) {
+      const at = this.skip(count)
+      out.set(this.bytes.subarray(at, at + count))
+    } else if (type === 1) out.fill(this.byte(), 0, count)
+    else if (type === 2) this.huffman(out, count)
+    else fail(CODE, `a byte stream of type ${type}`)
+  }
+
+  /** @param {Uint8Array} out @param {number} count */
+  huffman(out, count) {
+    const { bytes } = this
+    const last = this.byte()
+    const at = this.skip(last + 2 >> 1)
+    const lengths = new Uint8Array(256)
+    for (let i = 0; i <= last; i++) lengths[i] = bytes[at + (i >> 1)] >> 4 * (i & 1) & 15
+    if (!lengths[last] || !(last & 1) && bytes[this.at - 1] >> 4) fail(CODE, 'code lengths that do not end with the last symbol')
+    if (!fillTable(table, lengths, LIMIT)) fail(CODE, 'a Huffman code that is not complete')
+    const sizes = [this.varint(), this.varint(), this.varint(), this.varint()]
+    const quarter = count + 3 >> 2
+    for (let i = 0; i < 4; i++) {
+      const start = this.skip(sizes[i])
+      const used = decode(bytes, start, out, Math.min(i * quarter, count), Math.min((i + 1) * quarter, count))
+      const rest = used & 7 ? bytes[start + (used >> 3)] >> (used & 7) : 0
+      if (used + 7 >> 3 !== sizes[i] || rest) fail(CODE, `a bit stream of ${sizes[i]} bytes, expected ${used} bits`)
+    }
+  }
+
+  /**
+   * So many fields of a few bits each (ELSA-D-030), handed to `put`.
+   * @param {number} count
+   * @param {number} width 1…7
+   * @param {(i: number, bits: number) => void} put
+   */
+  fields(count, width, put) {
+    const { bytes } = this
+    const bits = count * width
+    const start = this.skip(Math.ceil(bits / 8))
+    const mask = (1 << width) - 1
+    for (let i = 0, bit = 0; i < count; i++, bit += width) {
+      const at = start + (bit >>> 3)
+      put(i, (bytes[at] | bytes[at + 1] << 8) >> (bit & 7) & mask)
+    }
+    this.checkUnused(bits)
+  }
+
+  /** The bits behind the last one of a field that just ended must be 0. @param {number} bits of the field */
+  checkUnused(bits) {
+    if (bits & 7 && this.bytes[this.at - 1] >> (bits & 7)) fail(CODE, 'unused bits that are not 0')
+  }
+
+  end() {
+    if (this.at !== this.size) fail(CODE, `a payload of ${this.size} bytes, expected ${this.at}`)
+  }
+}
+
+/**
+ * Symbols for each window of bits, each with the length of its codeword above it (§8.2; deflate has the same codes).
+ * @param {Uint16Array} table of 2^limit entries
+ * @param {Uint8Array} lengths
+ * @param {number} limit
+ * @param {number} shift of the length
+ * @returns {boolean} whether the code fills the code space
+ */
+export function fillTable(table, lengths, limit, shift = 8) {
+  let code = 0
+  let used = 0
+  for (let length = 1; length <= limit; length++, code <<= 1) {
+    for (let symbol = 0; symbol < lengths.length; symbol++) {
+      if (lengths[symbol] !== length) continue
+      if (code >> length) return false
+      let reversed = 0
+      for (let i = 0; i < length; i++) reversed |= (code >> i & 1) << length - 1 - i
+      for (let i = reversed; i < 1 << limit; i += 1 << length) table[i] = length << shift | symbol
+      used += 1 << limit - length
+      code++
+    }
+  }
+  return used === 1 << limit && lengths.every(length => length <= limit)
+}
+
+/**
+ * Decode symbols `from`…`to` of `out` from the bytes at `at`; gives the bits that were read.
+ * @param {Uint8Array} bytes
+ * @param {number} at
+ * @param {Uint8Array} out
+ * @param {number} from
+ * @param {number} to
+ */
+function decode(bytes, at, out, from, to) {
+  const start = at
+  let window = 0
+  let bits = 0
+  for (let i = from; i < to; i++) {
+    if (bits < LIMIT) {
+      window |= (bytes[at] | bytes[at + 1] << 8) << bits
+      at += 2
+      bits += 16
+    }
+    const entry = table[window & 4095]
+    out[i] = entry
+    window >>>= entry >> 8
+    bits -= entry >> 8
+  }
+  return 8 * (at - start) - bits
+}

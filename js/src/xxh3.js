@@ -1,0 +1,168 @@
+import { BLOCK, makeKernels } from './kernels.js'
+
+/** @import { Kernels } from './kernels.js' */
+
+// XXH3-64 as xxHash 0.8 defines it. Inputs of up to 240 bytes, and the end of longer ones, are computed in bigints; what
+// takes time is in the kernels.
+const MASK = 0xffffffffffffffffn
+const [P1, P2, P3, P4, P5] = [0x9e3779b185ebca87n, 0xc2b2ae3d27d4eb4fn, 0x165667b19e3779f9n, 0x85ebca77c2b2ae63n, 0x27d4eb2f165667c5n]
+const START = BigUint64Array.of(0xc2b2ae3dn, P1, P2, P3, P4, 0x85ebca77n, P5, 0x9e3779b1n)
+const SECRET = Uint8Array.from(atob(
+  'uP5sOSOkS758AYEs9yGtHN7UbemDkJfbckCkpLezZx/LeeZOzMDleIJa0H3M/3IhuAhGdPdDJI7gNZDmgTomTD' +
+  'woUruRwwDLiNBlixtTLqNxZEiXog35TjgZ70ap3qzYqPp2P+OcND/53LvHxwtPHYpR4EvNtFkxyJ9+ydl4c2Tq' +
+  'xayDNNPrw8WBoP/6E2PrFw3dUbfw2knTFlUmKdRonisWvlh9R6H8j/i40XrQMc5FyzqPlRYEKK/X+8q7S0B+'), c => c.charCodeAt(0))
+const secretView = new DataView(SECRET.buffer)
+
+/** @param {DataView} view @param {number} at */
+const u64 = (view, at) => view.getBigUint64(at, true)
+/** @param {bigint} x @param {bigint} n */
+const rotate = (x, n) => (x << n | x >> 64n - n) & MASK
+
+/** The product of two words of 64 bits, its halves joined. @param {bigint} x @param {bigint} y */
+function fold(x, y) {
+  const product = (x & MASK) * (y & MASK)
+  return (product ^ product >> 64n) & MASK
+}
+
+/** @param {bigint} x */
+function avalanche(x) {
+  x &= MASK
+  x = (x ^ x >> 37n) * 0x165667919e3779f9n & MASK
+  return x ^ x >> 32n
+}
+
+/** @param {bigint} x */
+function avalanche64(x) {
+  x &= MASK
+  x = (x ^ x >> 33n) * P2 & MASK
+  x = (x ^ x >> 29n) * P3 & MASK
+  return x ^ x >> 32n
+}
+
+/** Bytes of a word in the other order. @param {bigint} x @param {number} width */
+function swap(x, width) {
+  let result = 0n
+  for (let i = 0; i < width; i++, x >>= 8n) result = result << 8n | x & 255n
+  return result
+}
+
+/**
+ * Up to 240 bytes.
+ * @param {Uint8Array} bytes
+ * @param {bigint} seed
+ * @returns {bigint}
+ */
+function short(bytes, seed) {
+  const data = new DataView(bytes.buffer, bytes.byteOffset, bytes.length)
+  const n = bytes.length
+  /** @param {number} at */
+  const s = at => u64(secretView, at)
+  /** @param {number} at @param {number} key */
+  const mix = (at, key) => fold(u64(data, at) ^ s(key) + seed & MASK, u64(data, at + 8) ^ s(key + 8) - seed & MASK)
+  if (n === 0) return avalanche64(seed ^ s(56) ^ s(64))
+  if (n < 4) {
+    const all = BigInt((bytes[0] << 16 | bytes[n >> 1] << 24 | bytes[n - 1] | n << 8) >>> 0)
+    return avalanche64(all ^ ((s(0) ^ s(0) >> 32n) & 0xffffffffn) + seed)
+  }
+  if (n <= 8) {
+    const key = (s(8) ^ s(16)) - (seed ^ swap(seed & 0xffffffffn, 4) << 32n) & MASK
+    const all = BigInt(data.getUint32(n - 4, true)) + (BigInt(data.getUint32(0, true)) << 32n) ^ key
+    let x = (all ^ rotate(all, 49n) ^ rotate(all, 24n)) * 0x9fb21c651e98df25n & MASK
+    x = (x ^ (x >> 35n) + BigInt(n)) * 0x9fb21c651e98df25n & MASK
+    return x ^ x >> 28n
+  }
+  if (n <= 16) {
+    const low = u64(data, 0) ^ (s(24) ^ s(32)) + seed & MASK
+    const high = u64(data, n - 8) ^ (s(40) ^ s(48)) - seed & MASK
+    return avalanche(BigInt(n) + swap(low, 8) + high + fold(low, high))
+  }
+  let x = BigInt(n) * P1
+  if (n <= 128) {
+    for (let i = n - 1 >> 5; i >= 0; i--) x += mix(16 * i, 32 * i) + mix(n - 16 * (i + 1), 32 * i + 16)
+    return avalanche(x)
+  }
+  for (let i = 0; i < 8; i++) x += mix(16 * i, 16 * i)
+  x = avalanche(x)
+  for (let i = 8; i < n >> 4; i++) x += mix(16 * i, 16 * i - 125)
+  return avalanche(x + mix(n - 16, 119))
+}
+
+/** The checksum of bytes that come through the block of the kernels, their number being known. */
+export class Xxh3 {
+  /**
+   * @param {Kernels} kernels
+   * @param {number} length
+   * @param {bigint} [seed]
+   */
+  constructor(kernels, length, seed = 0n) {
+    this.kernels = kernels
+    this.length = length
+    this.left = length
+    this.seed = seed
+    this.value = length ? 0n : short(new Uint8Array(0), seed)
+    kernels.accumulators.set(START)
+    kernels.secret.set(SECRET)
+    const view = new DataView(kernels.secret.buffer, kernels.secret.byteOffset)
+    for (let i = 0; seed && i < 192; i += 8) view.setBigUint64(i, u64(view, i) + (i & 8 ? -seed : seed), true)
+  }
+
+  /**
+   * Take in the first so many bytes of the block: all of it, unless it is the last.
+   * @param {number} count
+   */
+  update(count) {
+    const { kernels, length, seed } = this
+    this.left -= count
+    if (length <= 240) this.value = short(kernels.block.subarray(0, count), seed)
+    else if (this.left) {
+      kernels.stripes(BLOCK / 64)
+      // The last stripe is the last 64 bytes, which may begin in the block before the last.
+      kernels.bytes.copyWithin(BLOCK - 64, 2 * BLOCK - 64, 2 * BLOCK)
+    } else {
+      kernels.stripes(count - 1 >> 6)
+      this.value = this.finish(new DataView(kernels.bytes.buffer, BLOCK + count - 64, 64))
+    }
+  }
+
+  /**
+   * @param {DataView} last the last 64 bytes
+   * @returns {bigint}
+   */
+  finish(last) {
+    const { accumulators: acc, secret } = this.kernels
+    const view = new DataView(secret.buffer, secret.byteOffset)
+    for (let i = 0; i < 8; i++) {
+      const key = u64(last, 8 * i) ^ u64(view, 121 + 8 * i)
+      acc[i ^ 1] += u64(last, 8 * i)
+      acc[i] += (key & 0xffffffffn) * (key >> 32n)
+    }
+    let x = BigInt(this.length) * P1
+    for (let i = 0; i < 8; i += 2) x += fold(acc[i] ^ u64(view, 11 + 8 * i), acc[i + 1] ^ u64(view, 19 + 8 * i))
+    return avalanche(x)
+  }
+}
+
+/**
+ * @param {Uint8Array} bytes
+ * @param {bigint} [seed]
+ * @param {Kernels} [kernels] whose block may be overwritten
+ * @returns {bigint}
+ */
+export function xxh3(bytes, seed = 0n, kernels = makeKernels()) {
+  const hash = new Xxh3(kernels, bytes.length, seed)
+  for (let at = 0; at < bytes.length; at += BLOCK) {
+    const piece = bytes.subarray(at, at + BLOCK)
+    kernels.block.set(piece)
+    hash.update(piece.length)
+  }
+  return hash.value
+}
+
+/**
+ * A checksum as documents write it.
+ * @param {bigint} value
+ * @returns {string}
+ */
+export function writeChecksum(value) {
+  return `xxh3:${value.toString(16).padStart(16, '0')}`
+}

@@ -1,0 +1,100 @@
+// What callers see: sources of every kind, options, and that nothing is left open.
+import assert from 'node:assert/strict'
+import { createReadStream, openAsBlob } from 'node:fs'
+import { readFile } from 'node:fs/promises'
+import { test } from 'node:test'
+import { fileURLToPath } from 'node:url'
+import * as elsa from '../../js/src/index.js'
+
+const url = new URL('../../spec/vectors/valid/per_level.safetensors', import.meta.url)
+const path = fileURLToPath(url)
+const bytes = new Uint8Array(await readFile(url))
+const stream = () => new Blob([bytes]).stream()
+
+test('the public names', () => {
+  assert.deepEqual(Object.keys(elsa).sort(),
+    ['ElsaError', 'extract', 'extractTo', 'inspect', 'load', 'loadImage', 'loadLevelFile', 'openDelivery', 'validate'])
+})
+
+test('every kind of source gives the same', async () => {
+  const { tensors } = await elsa.load(bytes, { level: 1 })
+  const odd = new Uint8Array(bytes.length + 3)
+  odd.set(bytes, 3)
+  const sources = {
+    buffer: bytes.buffer.slice(bytes.byteOffset, bytes.byteOffset + bytes.length),
+    view: new DataView(odd.buffer, 3),
+    blob: new Blob([bytes]),
+    file: await openAsBlob(path),
+    stream: stream(),
+    response: new Response(bytes),
+    node: createReadStream(path),
+    pieces: [bytes.subarray(0, 9), new Uint8Array(0), bytes.subarray(9)],
+    data: `data:application/octet-stream;base64,${Buffer.from(bytes).toString('base64')}`,
+  }
+  for (const [kind, source] of Object.entries(sources)) {
+    assert.deepEqual((await elsa.load(source, { level: 1 })).tensors, tensors, kind)
+  }
+})
+
+test('a level by number, name, or a function of the profile', async () => {
+  const { profile } = await elsa.inspect(bytes)
+  const [{ name }] = profile.levels
+  for (const level of [1, name, p => p.levels[0].level]) assert.equal((await elsa.load(bytes, { level })).level, 1)
+  for (const level of [0, 9, 1.5, 'x', undefined, null]) {
+    await assert.rejects(elsa.load(bytes, { level }), { name: 'ElsaError', code: 'NoSuchLevel' })
+  }
+})
+
+test('a source is cancelled when it is no longer wanted', async () => {
+  for (const use of [
+    source => elsa.inspect(source),
+    source => assert.rejects(elsa.load(source, { level: 99 })),
+    source => assert.rejects(elsa.extractTo(source, () => { throw Error('disk full') }, { level: 1 }), /disk full/),
+  ]) {
+    let cancelled = false
+    let at = 0
+    const source = new ReadableStream({
+      pull: controller => controller.enqueue(bytes.slice(at, at += 64)),
+      cancel: () => { cancelled = true },
+    }, { highWaterMark: 0 })
+    await use(source)
+    assert.ok(cancelled)
+  }
+})
+
+test('an extract that fails ends in its error', async () => {
+  const damaged = bytes.slice()
+  damaged[damaged.length - 1] ^= 64
+  const reader = elsa.extract(damaged, { level: 1 }).getReader()
+  await assert.rejects(async () => {
+    while (!(await reader.read()).done);
+  }, { code: 'ChecksumMismatch' })
+})
+
+test('wrong options are said to be', async () => {
+  const write = () => {}
+  await assert.rejects(elsa.extractTo(bytes, write, { level: 1, layout: 'coo' }), { code: 'InvalidOption' })
+  await assert.rejects(elsa.extractTo(bytes, write, { level: 'dense', layout: 'csr' }), { code: 'InvalidOption' })
+})
+
+test('aborting', async () => {
+  await assert.rejects(elsa.load(stream(), { level: 1, signal: AbortSignal.abort(new Error('no')) }), /no/)
+})
+
+test('progress is told', async () => {
+  const told = []
+  await elsa.load(bytes, { level: 1, onProgress: (...args) => told.push(args) })
+  assert.deepEqual(told.at(-1), [bytes.length, bytes.length])
+})
+
+test('a file that promises more memory than there is', async () => {
+  const header = new TextEncoder().encode('{"w":{"dtype":"F32","shape":[1000000000000000],"data_offsets":[0,4000000000000000]}}')
+  const profile = { version: '1.0', bits: 2, levels: [{ name: 'a', nonzero: 0 }], nested: { w: [0] } }
+  const text = JSON.stringify({ __metadata__: { elsa: JSON.stringify(profile) }, ...JSON.parse(new TextDecoder().decode(header)) })
+  const start = new Uint8Array(8 + text.length)
+  new DataView(start.buffer).setBigUint64(0, BigInt(text.length), true)
+  start.set(new TextEncoder().encode(text), 8)
+  await assert.rejects(elsa.load(start, { level: 1 }), { code: 'Truncated' })
+  await assert.rejects(elsa.load([start, new Uint8Array(9)], { level: 1 }), { code: 'TooLarge' })
+  await assert.rejects(elsa.validate([start, new Uint8Array(9)]), { code: 'Truncated' })
+})

@@ -1,0 +1,158 @@
+"""The package as its users get it, and the tests that are written in JavaScript."""
+
+import gzip
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, missing
+
+HERE = Path(__file__).parent
+SOURCES = ROOT / "js" / "src"
+READER, ALL = 10 * 1024, 25.5 * 1024
+"""Bytes of gzip that the bundle may have."""
+CONSUMER = """
+import { ElsaError, extract, load, openDelivery, validate } from 'elsa-format'
+import { readFile } from 'node:fs/promises'
+
+const file: Uint8Array = await readFile(process.argv[2])
+const { level, profile, tensors } = await load(file, { level: p => p.levels[0].name, verify: true })
+const kept: number = profile.levels[0].nonzero
+const counts: number[] | undefined = profile.nested.get('conv/kernel')
+const shape: number[] = tensors.get('conv/kernel')!.shape
+const blob = new Blob([file as BlobPart])
+const stream: ReadableStream<Uint8Array> = extract(blob, { level: 1, layout: 'csr' })
+let size = 0
+for await (const piece of stream as unknown as AsyncIterable<Uint8Array>) size += piece.length
+try {
+  await openDelivery(file)
+} catch (error) {
+  if (!(error instanceof ElsaError) || error.code !== 'NotElsa') throw error
+}
+// @ts-expect-error there is no such layout
+extract(file, { level: 1, layout: 'coo' }).cancel().catch(() => {})
+// @ts-expect-error a level has to be chosen
+const missing: Promise<unknown> = load(file).catch(() => {})
+const report: { kind: string, digests: number } = await validate(file)
+console.log(JSON.stringify({ level, kept, counts, shape, size, report }))
+"""
+
+
+@pytest.mark.parametrize("name", ["api", "http", "memory", "rules"])
+def test_in_javascript(node: str, name: str) -> None:
+    command = [node, "--expose-gc", "--test", HERE / f"{name}.test.mjs"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"^# pass [1-9]", done.stdout, re.MULTILINE), done.stdout
+
+
+def imported(module: str, *, lazily: bool) -> set[str]:
+    """The modules that one needs, itself included."""
+    found, queue = set(), [module]
+    while queue:
+        name = queue.pop()
+        if name not in found:
+            found.add(name)
+            code = (SOURCES / name).read_text("utf-8")
+            queue += re.findall(r"^(?:import|export) .*'\./([\w.]+)'$", code, re.MULTILINE)
+            if lazily:
+                queue += re.findall(r"await import\('\./([\w.]+)'\)", code)
+    return found
+
+
+def test_every_module_is_used_and_needs_no_other_package() -> None:
+    assert imported("index.js", lazily=True) == {path.name for path in SOURCES.iterdir()}
+    for path in SOURCES.iterdir():
+        assert re.findall(r"from '(?!\./)", path.read_text("utf-8")) == []
+    package = json.loads((ROOT / "js" / "package.json").read_text("utf-8"))
+    assert "dependencies" not in package
+
+
+def test_version_is_that_of_the_python_package() -> None:
+    package = json.loads((ROOT / "js" / "package.json").read_text("utf-8"))
+    project = (ROOT / "pyproject.toml").read_text("utf-8")
+    assert f'version = "{package["version"]}"' in project
+
+
+@pytest.fixture(scope="module")
+def npm(node: str) -> Callable[..., str]:
+    """npm, where it can install; what it installs is kept in .cache."""
+    program = shutil.which("npm")
+    modules = ROOT / ".cache" / "js"
+    if program is None:
+        missing("needs npm")
+
+    def run(*arguments: object, folder: Path) -> str:
+        command = [str(program), "--silent", "--no-audit", "--no-fund", *map(str, arguments)]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr + done.stdout
+        return done.stdout
+
+    modules.mkdir(parents=True, exist_ok=True)
+    package = json.loads((ROOT / "js" / "package.json").read_text("utf-8"))
+    wanted = [f"{name}@{version}" for name, version in package["devDependencies"].items()]
+    try:
+        run("install", "--prefix", modules, *wanted, folder=modules)
+    except AssertionError as error:
+        missing(f"npm cannot install {' '.join(wanted)}: {str(error).strip()[-200:]}")
+    bin_folder = modules / "node_modules" / ".bin"
+    os.environ["PATH"] = f"{bin_folder}{os.pathsep}{os.environ['PATH']}"
+    return run
+
+
+def test_packed_package_in_typescript(
+    npm: Callable[..., str], run_node: Callable[..., str], rich: Path, tmp_path: Path
+) -> None:
+    source = tmp_path / "js"
+    shutil.copytree(ROOT / "js", source, ignore=shutil.ignore_patterns("node_modules", "types"))
+    npm("run", "check", folder=source)
+    packed = npm("pack", "--pack-destination", tmp_path, folder=source).split()[-1]
+    consumer = tmp_path / "consumer"
+    consumer.mkdir()
+    (consumer / "package.json").write_text('{"type": "module"}')
+    npm("install", tmp_path / packed, folder=consumer)
+    inside = consumer / "node_modules" / "elsa-format"
+    names = {str(path.relative_to(inside)) for path in inside.rglob("*") if path.is_file()}
+    assert {"package.json", "README.md", "src/index.js", "types/index.d.ts"} <= names
+    assert all(
+        name.startswith(("src/", "types/")) for name in names - {"package.json", "README.md"}
+    )
+    (consumer / "main.ts").write_text(CONSUMER, "utf-8")
+    types = ROOT / ".cache" / "js" / "node_modules"
+    (consumer / "node_modules" / "@types").symlink_to(types / "@types")
+    options = "--strict --module nodenext --target es2022 --lib ES2023,DOM,DOM.AsyncIterable"
+    check = ["tsc", *options.split(), "--types", "node", "main.ts"]
+    done = subprocess.run(check, cwd=consumer, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    found = json.loads(run_node("main.js", rich, cwd=consumer))
+    assert found["level"] == 1
+    assert found["shape"] == [3, 3, 4, 8]
+    assert found["report"] == {"kind": "elsa", "digests": 3}
+
+
+def test_size_as_bundlers_ship_it(npm: Callable[..., str], tmp_path: Path) -> None:
+    """In bytes of gzip: one who loads levels pays for that alone."""
+    sizes = {}
+    for name, exports in {"reader": "{ load, ElsaError }", "all": "*"}.items():
+        entry = tmp_path / f"{name}.js"
+        entry.write_text(f"export {exports} from '{(SOURCES / 'index.js').as_posix()}'")
+        out = tmp_path / name
+        command = [
+            "esbuild",
+            entry,
+            "--bundle",
+            "--minify",
+            "--format=esm",
+            f"--outfile={out}.min.js",
+        ]
+        # What is imported only when it is wanted is not part of the reader.
+        outside = ["--external:./shards.js"] if name == "reader" else []
+        subprocess.run([*command, *outside, "--log-level=error"], check=True)
+        sizes[name] = len(gzip.compress(Path(f"{out}.min.js").read_bytes(), 9))
+    assert sizes["reader"] <= READER, sizes
+    assert sizes["all"] <= ALL, sizes
