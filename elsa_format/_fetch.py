@@ -90,8 +90,8 @@ def fetch(
         raise TypeError("give exactly one of level, sparsity, max_size, upgrade")
     if is_url(source) and os.fspath(source).partition("?")[0].endswith("/"):
         raise InvalidOption(
-            f"{source}: is a directory's URL, which cannot be listed; give that of the delivery "
-            "file or index in it"
+            "a directory at a URL cannot be listed; "
+            "give the URL of the delivery file or index in it"
         )
     out = in_directory(source, out, variant=SHIP)
     source = weights_file(source)

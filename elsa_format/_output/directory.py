@@ -18,6 +18,7 @@ from elsa_format._storage.directory import (
     candidates,
     is_directory,
     is_weights,
+    module_folders,
     other_files,
     weights_file,
 )
@@ -49,8 +50,7 @@ class InDirectory(os.PathLike[str]):
         if os.path.lexists(self.folder) and not self.folder.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self.folder))
         self._refuse_others()
-        found = other_files(self.source, self.folder)
-        names = [name for name in found if not is_weights(name.name)]
+        names, _ = self._others()
         with contextlib.ExitStack() as stack:
             stack.enter_context(new_folders(self.folder))
             copies = []
@@ -65,6 +65,22 @@ class InDirectory(os.PathLike[str]):
                 if len(copies) > OPEN:
                     copies[-1].put_away()
             yield copies
+
+    def _others(self) -> tuple[list[Path], list[Path]]:
+        """The files to copy, and those not to: they hold weights, and of no other module."""
+        modules = module_folders(self.source)
+        names: tuple[list[Path], list[Path]] = ([], [])
+        for name in other_files(self.source, self.folder):
+            left = is_weights(name.name) and str(name.parent) not in modules - {"", "."}
+            names[left].append(name)
+        return names
+
+    @property
+    def not_copied(self) -> list[str]:
+        """Weights of the directory that are neither copied nor what is read."""
+        read = weights_file(self.source, ALSO)
+        own = {read.name, *(read_index(read)[0].files if is_index(read) else ())}
+        return [str(name) for name in self._others()[1] if str(name) not in own]
 
     def _refuse_others(self) -> None:
         """What was written is what is found afterwards, by others too."""
@@ -115,13 +131,3 @@ def goes_to_directory(source: Any, target: Target) -> bool:
     if os.path.isdir(path) or path.endswith(("/", os.sep)):
         return True
     return not (path.endswith(".safetensors") or is_index(path) or is_special(path))
-
-
-def not_copied(target: Target) -> list[str]:
-    """Weights of a directory that are neither what is read nor copied."""
-    if not isinstance(target, InDirectory):
-        return []
-    read = weights_file(target.source, ALSO)
-    own = {read.name, *(read_index(read)[0].files if is_index(read) else ())}
-    found = other_files(target.source, target.folder)
-    return [str(name) for name in found if is_weights(name.name) and str(name) not in own]

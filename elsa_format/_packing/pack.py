@@ -32,7 +32,7 @@ from elsa_format._errors import (
 from elsa_format._memory import BLOCK, give_block, take_block
 from elsa_format._options import one_of, strings, whole
 from elsa_format._output import Target
-from elsa_format._output.directory import in_directory, not_copied
+from elsa_format._output.directory import InDirectory, in_directory
 from elsa_format._output.shards import check_shard_size, group_tensors
 from elsa_format._packing.assignment import Assignment, Words
 from elsa_format._packing.checkpoint import Checkpoint
@@ -193,7 +193,7 @@ def pack(
             digests=digests,
             about=network.about,
         )
-        left = not_copied(out)
+        left = out.not_copied if isinstance(out, InDirectory) else []
         with open_writer(out, groups, contents, force=force) as writer:
             job.run(writer, progress, jobs)
             for checkpoint in sources:

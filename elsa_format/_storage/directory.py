@@ -5,6 +5,7 @@ before the last suffix: `model.fp16.safetensors`, `model.safetensors.index.fp16.
 """
 
 import errno
+import json
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -123,6 +124,15 @@ def is_weights(name: str) -> bool:
     (True, False)
     """
     return is_index(name) or _WEIGHTS.fullmatch(name) is not None
+
+
+def module_folders(folder: Path) -> set[str]:
+    """Folders that sentence-transformers names: their weights are of other modules of the model."""
+    try:
+        modules = json.loads((folder / "modules.json").read_bytes())
+        return {str(module["path"]) for module in modules}
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return set()
 
 
 def other_files(folder: Path, apart: Path | None = None) -> Iterator[Path]:

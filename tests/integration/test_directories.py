@@ -362,6 +362,22 @@ def test_what_is_not_copied(single: Path, tmp_path: Path) -> None:
     assert files(single / "packed") == {*SIDE, "model.safetensors", "onnx/config.json"}
 
 
+def test_weights_of_other_modules_are_copied(single: Path, tmp_path: Path) -> None:
+    """Those that sentence-transformers names."""
+    modules = [{"path": ""}, {"path": "1_Pooling"}, {"path": "2_Dense"}, {"path": ".."}]
+    (single / "modules.json").write_text(json.dumps(modules))
+    for name in ("2_Dense/model.safetensors", "checkpoint-5/model.safetensors", "old.bin"):
+        (single / name).parent.mkdir(exist_ok=True)
+        (single / name).write_bytes(b"weights")
+    report = elsa.pack(single, tmp_path / "out", sparsities=[90])
+    expected = {*SIDE, "model.safetensors", "modules.json", "2_Dense/model.safetensors"}
+    assert files(tmp_path / "out") == expected
+    assert report.notes[-1].endswith(": 'old.bin', 'checkpoint-5/model.safetensors'")
+    for hostile in ("[1]", '{"path": 3}', "null", "[" * 100_000, '[{"path": [1]}]'):
+        (single / "modules.json").write_text(hostile)
+        elsa.pack(single, tmp_path / "out", sparsities=[90], force=True)
+
+
 # --- What is there already, and failures ----------------------------------------------------------
 
 
@@ -556,5 +572,5 @@ def test_ship_and_fetch(source: str, tmp_path: Path, request: pytest.FixtureRequ
 
 
 def test_the_url_of_a_directory() -> None:
-    with pytest.raises(elsa.InvalidOption, match="give that of the delivery file or index"):
+    with pytest.raises(elsa.InvalidOption, match="give the URL of the delivery file or index"):
         elsa.fetch("https://example.org/model/?x=1", "out", level=1)
