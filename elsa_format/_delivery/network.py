@@ -151,6 +151,10 @@ class DeliveryShards(Network):
         there = {step.info.name for shard in self.shards for step in shard.steps(level)}
         return [step for step in super().steps(level) if step.info.name in there]
 
+    def part(self, names: frozenset[str], shard: tuple[int, int]) -> Network:
+        """What a shard that is written is about; for that it makes no difference what is read."""
+        return Network(self.storage, self.header, self.profile).part(names, shard)
+
     def view(self, level: int | None) -> tuple[Storage, Mapping[str, str]]:
         """The level by its own parts, of all files as one."""
         views = [shard.view(level) for shard in self.deliveries]

@@ -102,6 +102,14 @@ def test_shards(folder: Path, tmp_path: Path, level: Any) -> None:
     out = tmp_path / "level.safetensors"
     elsa.extract(index, out, level=level, jobs=2)
     assert same(elsa.load_level(out), expected)
+    shards = tmp_path / "level.safetensors.index.json"
+    elsa.extract(index, shards, level=level)
+    assert same(elsa.load_level(shards), expected)
+    if level != "dense":
+        elsa.extract(index, tmp_path / "cut.safetensors.index.json", level=level, keep_levels=True)
+        with elsa.open(tmp_path / "cut.safetensors.index.json") as kept:
+            assert same(kept.load(level), expected)
+            assert same(kept.load(), expected)
     assert elsa.verify(index).digests == 3
 
 

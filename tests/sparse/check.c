@@ -72,8 +72,8 @@ static void make_weights(test *t)
     t->dense = must((size_t)(rows * width), sizeof(float));
     bool pattern = !t->convolution && between(0, 2) == 0;
     if (pattern) {
-        layer->n = 1 << between(0, 1);
         layer->m = 4 << between(0, 1);
+        layer->n = 1 << between(0, layer->m == 8 ? 2 : 1);
         width = layer->channels = layer->m * 16 / layer->n * between(1, 4);
         t->dense = realloc(t->dense, (size_t)(rows * width) * sizeof(float));
         if (!t->dense)

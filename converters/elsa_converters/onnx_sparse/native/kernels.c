@@ -31,7 +31,7 @@ static int64_t elsa_share(int64_t whole, size_t i, size_t count)
 
 #define KERNELS(isa)                                                                    \
     const elsa_kernels TABLE(isa) = {                                                   \
-        QUOTE(isa), W, LANES, MOST,                                                            \
+        QUOTE(isa), W, PERMUTES ? 0 : LANES, MOST,                                                            \
         {JOIN(gemv, floats, isa), JOIN(gemv, halves, isa)},                             \
         {JOIN(nm, floats, isa), JOIN(nm, halves, isa)},                                 \
         {JOIN(spmm, floats, isa), JOIN(spmm, halves, isa)},                             \
@@ -44,6 +44,7 @@ static int64_t elsa_share(int64_t whole, size_t i, size_t count)
 #define LANES 4
 #define MOST 12
 #define PAIRED 4
+#define PERMUTES 0
 #define KIND floats
 #define VALUE float
 #define HALF 0
@@ -61,6 +62,7 @@ KERNELS(base);
 #undef LANES
 #undef MOST
 #undef PAIRED
+#undef PERMUTES
 
 #if ELSA_X86
 #define ISA avx2
@@ -69,6 +71,7 @@ KERNELS(base);
 #define LANES 8
 #define MOST 12
 #define PAIRED 6
+#define PERMUTES 1
 #define KIND floats
 #define VALUE float
 #define HALF 0

@@ -10,7 +10,7 @@ typedef struct {
     const float *x, *sum;
     float *y;
     int64_t rows;     /* of x, one vector each */
-    const float *wide; /* n:m: x spread for the kernel */
+    const float *wide; /* n:m: x, spread where the kernel wants it so */
     size_t tasks;
 } elsa_gemv;
 
@@ -48,7 +48,7 @@ struct elsa_plan {
 typedef struct {
     const char *name;
     int64_t width;        /* floats in a vector */
-    int64_t lanes;        /* values that an n:m kernel takes at once */
+    int64_t lanes;        /* for which x is spread for n:m; 0 if it is taken as it is */
     int64_t most_vectors; /* accumulators of a row */
     void (*gemv[2])(void *, size_t); /* for floats, for halves */
     void (*nm[2])(void *, size_t);

@@ -5,8 +5,9 @@
  *     TARGET   attribute of functions                half a float
  *     W        floats in a vector       LANES        floats gathered at once
  *     MOST     accumulators             PAIRED       at most so many are worth two sets of them
+ *     PERMUTES whether there is an instruction that permutes the floats of a vector
  *
- * Vectors are GNU C's: no intrinsics, and the same code on every processor. */
+ * Vectors are GNU C's: but for one permutation, the same code on every processor. */
 
 #define VEC NAME(vec)
 #define GATHERED NAME(gathered)
@@ -123,38 +124,60 @@ TARGET INLINE CODES NAME(pick)(CODES a, CODES b, CODES second)
     return a ^ ((a ^ b) & second);
 }
 
-/* Out of m candidates for each value the one that its code says. */
-TARGET INLINE GATHERED NAME(select)(const float *wide, const uint8_t *codes, int64_t block, int m)
+TARGET INLINE CODES NAME(codes_of)(const uint8_t *codes, int64_t block, CODES lanes, const int m)
 {
-    const CODES *x = (const CODES *)(const void *)wide; /* aligned: see spread in matmul.c */
-#if LANES == 8
-    const CODES lanes = {0, 1, 2, 3, 4, 5, 6, 7};
-#else
-    const CODES lanes = {0, 1, 2, 3};
-#endif
     const int bits = m == 4 ? 2 : 4;
     int32_t read = 0;
     memcpy(&read, codes + LANES * bits / 8 * block, (size_t)(LANES * bits / 8));
-    /* The shift is arithmetic: the bits above a code are not looked at. */
-    CODES c = ((CODES){0} + read) >> (bits * lanes);
+    return ((CODES){0} + read) >> (bits * lanes) & (m - 1);
+}
+
+/* The input of each value of a block, which its code chooses among m. */
+#if PERMUTES
+TARGET INLINE GATHERED NAME(select)(const float *x, const uint8_t *codes, int64_t block, const int n,
+                                    const int m)
+{
+    const CODES lanes = {0, 1, 2, 3, 4, 5, 6, 7};
+    CODES at = NAME(codes_of)(codes, block, lanes, m) + (lanes / n * m & 7), part[8];
+    const int vectors = m / n; /* of the input, for one of values; lane l is in vector l * vectors / 8 */
+    UNROLLED
+    for (int v = 0; v < vectors; v++)
+        part[v] = (CODES)__builtin_ia32_permvarsf256(
+            *(const GATHERED *)(x + 8 * vectors * block + 8 * v), at);
+    UNROLLED
+    for (int step = 1; step < 8; step *= 2)
+        UNROLLED
+        for (int v = 0; v + step < vectors; v += 2 * step)
+            part[v] = NAME(pick)(part[v], part[v + step], -(lanes * vectors / 8 / step & 1));
+    return (GATHERED)part[0];
+}
+#else
+TARGET INLINE GATHERED NAME(select)(const float *x, const uint8_t *codes, int64_t block, const int n,
+                                    const int m)
+{
+    (void)n; /* spread in matmul.c took care of it, and of the alignment */
+    const CODES lanes = {0, 1, 2, 3}, *wide = (const CODES *)(const void *)x + m * block;
+    CODES c = NAME(codes_of)(codes, block, lanes, m);
     CODES first = -(c & 1), second = -(c >> 1 & 1);
-    CODES low = NAME(pick)(NAME(pick)(x[0], x[1], first), NAME(pick)(x[2], x[3], first), second);
+    CODES low = NAME(pick)(NAME(pick)(wide[0], wide[1], first),
+                           NAME(pick)(wide[2], wide[3], first), second);
     if (m == 4)
         return (GATHERED)low;
     CODES third = -(c >> 2 & 1);
-    CODES high = NAME(pick)(NAME(pick)(x[4], x[5], first), NAME(pick)(x[6], x[7], first), second);
+    CODES high = NAME(pick)(NAME(pick)(wide[4], wide[5], first),
+                            NAME(pick)(wide[6], wide[7], first), second);
     return (GATHERED)NAME(pick)(low, high, third);
 }
+#endif
 
 TARGET INLINE float NAME(nm_dot)(const VALUE *values, const uint8_t *codes, int64_t count,
-                                 const float *wide, const int m)
+                                 const float *x, const int n, const int m)
 {
     GATHERED a = {0}, b = {0};
     for (int64_t i = 0; i < count / LANES; i += 2) { /* elsa_check: an even number */
         __builtin_prefetch(values + LANES * i + AHEAD);
-        a += NAME(select)(wide + LANES * m * i, codes, i, m) * NAME(numbers)(values, LANES * i);
-        b += NAME(select)(wide + LANES * m * (i + 1), codes, i + 1, m) *
-             NAME(numbers)(values, LANES * (i + 1));
+        a += NAME(select)(x, codes, i, n, m) * NAME(numbers)(values, LANES * i);
+        b += NAME(select)(x, codes, i + 1, n, m) * NAME(numbers)(values, LANES * (i + 1));
     }
     return NAME(total)(a + b);
 }
@@ -163,16 +186,19 @@ TARGET static void NAME(nm)(void *data, size_t task)
 {
     const elsa_gemv *g = data;
     const elsa_layer *layer = g->layer;
-    int64_t outputs = layer->outputs, wide = elsa_columns(layer) * layer->n;
-    int64_t count = wide / layer->m, bits = layer->m == 4 ? 2 : 4;
+    int64_t outputs = layer->outputs, width = elsa_columns(layer), n = layer->n, m = layer->m;
+    int64_t count = width / m * n, bits = m == 4 ? 2 : 4, stride = PERMUTES ? width : width * n;
     int64_t last = elsa_share(outputs, task + 1, g->tasks);
     for (int64_t r = elsa_share(outputs, task, g->tasks); r < last; r++) {
         const VALUE *values = (const VALUE *)layer->values + r * count;
         const uint8_t *codes = layer->codes + r * count * bits / 8;
         for (int64_t j = 0; j < g->rows; j++) {
-            const float *x = g->wide + j * wide;
-            float s = layer->m == 4 ? NAME(nm_dot)(values, codes, count, x, 4)
-                                    : NAME(nm_dot)(values, codes, count, x, 8);
+            const float *x = g->wide + j * stride;
+            float s = m == 4 ? n == 1 ? NAME(nm_dot)(values, codes, count, x, 1, 4)
+                                      : NAME(nm_dot)(values, codes, count, x, 2, 4)
+                      : n == 1 ? NAME(nm_dot)(values, codes, count, x, 1, 8)
+                      : n == 2 ? NAME(nm_dot)(values, codes, count, x, 2, 8)
+                               : NAME(nm_dot)(values, codes, count, x, 4, 8);
             s += layer->bias[r];
             if (g->sum)
                 s += g->sum[j * outputs + r];

@@ -53,6 +53,11 @@ static const char *few_rows(elsa_layer *layer, const elsa_host *host, const floa
         host->run(host, kernels->gemv[layer->half], job.tasks, &job);
         return NULL;
     }
+    if (!kernels->lanes) {
+        job.wide = x;
+        host->run(host, kernels->nm[layer->half], job.tasks, &job);
+        return NULL;
+    }
     int64_t width = elsa_columns(layer), wide = width * layer->n;
     char *taken = host->take(host, (size_t)(rows * wide + ELSA_LINE) * sizeof(float));
     if (!taken)
