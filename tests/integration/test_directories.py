@@ -530,7 +530,12 @@ def test_a_signal_leaves_nothing(number: int, tmp_path: Path) -> None:
     save_file({"w": rng.standard_normal((3000, 3000))}, folder / "model.safetensors")
     out = tmp_path / "new" / "out"
     words = [BIN / "elsa-pack", folder, "--sparsities", "99,90,80,70,60,50", "-o", out]
-    process = subprocess.Popen([str(word) for word in words], stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [str(word) for word in words],
+        stderr=subprocess.PIPE,
+        # Shells let their jobs in the background ignore it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     for _ in range(2000):
         if out.exists() or process.poll() is not None:
             break
