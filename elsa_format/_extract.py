@@ -23,6 +23,7 @@ from elsa_format._network import Network, Step
 from elsa_format._open import open_network
 from elsa_format._options import whole as whole_number
 from elsa_format._output import Output, Target, is_special
+from elsa_format._output.directory import in_directory
 from elsa_format._output.shards import check_shard_size, group_tensors, open_destination
 from elsa_format._profile import LevelLike, LevelNumber, variant_name
 from elsa_format._storage import Source
@@ -62,14 +63,19 @@ def extract(
     With `whole`, the ELSA file of which a delivery file was made comes back byte for byte, and it
     returns "dense".
 
-    A target that ends in `.index.json` is written in shards, those of the source or, given
-    `max_shard_size`, as many as it takes; `jobs` shards of the source are read at a time.
+    A model directory gives a directory, unless the target ends in `.safetensors`: config and
+    tokenizer are copied, and a sparse layout is told by the weights' name, such as
+    `model.bitmask.safetensors`. A target that ends in `.index.json` is written in shards, those of
+    the source or, given `max_shard_size`, as many as it takes; `jobs` shards of the source are read
+    at a time.
 
     >>> extract("net.safetensors", "level2.safetensors", level=2)
     2
     >>> extract("net.safetensors", "small.safetensors", max_size=5000, layout="bitmask")
     1
     """
+    variant, sharded = None if layout == "dense" else layout, max_shard_size is not None
+    target = in_directory(source, target, variant=variant, sharded=sharded)
     check_shard_size(target, max_shard_size)
     jobs = whole_number("jobs", jobs, low=1)
     if whole:
@@ -132,7 +138,7 @@ def _whole_shards(
                 meter.tick(memoryview(block).nbytes)
             file.delivery.finish()
         infos = [file.header.tensors.values() for file in files]
-        destination.commit(index_bytes(destination.names, infos))
+        destination.commit(index_bytes(destination.names, infos, network.about))
 
 
 @dataclass
@@ -216,13 +222,13 @@ class _Job:
         return self.network.part(frozenset(here), shard)
 
     def _index_metadata(self) -> dict[str, Any]:
-        """What the shards of a level cannot say by themselves: the digest of the whole."""
+        """What the shards of a level cannot say by themselves, as the digest of the whole."""
         if self.level is None:
-            return {}
+            return dict(self.network.about)
         described = self.network.describe(self.level, self.layout, {})
         document = parse_document(described, _level_document.KEY)
         del document["tensors"]
-        return {_level_document.KEY: document}
+        return {**self.network.about, _level_document.KEY: document}
 
     def _pieces(self, reader: LevelReader, step: Step) -> Iterator[Piece]:
         """What one stored tensor contributes to the level file."""
@@ -271,6 +277,7 @@ class _Job:
             network.metadata,
             profile.levels[level - 1].metrics,
             any(entry.digest for entry in profile.levels),
+            about=network.about,
         )
         with open_writer(target, infos, contents, force=force) as writer:
 

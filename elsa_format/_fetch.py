@@ -31,9 +31,11 @@ from elsa_format._errors import (
 from elsa_format._network import Network
 from elsa_format._options import whole
 from elsa_format._output import is_special
-from elsa_format._output.atomic import AtomicFile
+from elsa_format._output.atomic import AtomicFile, commit_together
+from elsa_format._output.directory import InDirectory, in_directory
 from elsa_format._profile import LevelLike, LevelNumber
 from elsa_format._storage import Reader, Storage, open_storage, open_url
+from elsa_format._storage.directory import SHIP, weights_file
 from elsa_format._storage.local import FileStorage
 from elsa_format._threads import Meter, Progress, no_progress
 from elsa_format.levels import Sparsity
@@ -75,7 +77,8 @@ def fetch(
 
     `out` becomes the beginning of the file, or goes on where it ends. `max_size` is for the bytes
     to bring; `upgrade` is `level` for what must be there already. Of an index (.index.json) the
-    files of all shards are brought, beside `out`.
+    files of all shards are brought, beside `out`. A model directory is brought into a directory,
+    its side files last; of one at a URL, give that of the delivery file or index in it.
 
     >>> first = fetch("net.ship.safetensors", "phone.ship.safetensors", sparsity=95)
     >>> more = fetch("net.ship.safetensors", "phone.ship.safetensors", upgrade=2)
@@ -85,6 +88,13 @@ def fetch(
     wishes = (level, sparsity, max_size, upgrade)
     if sum(wish is not None for wish in wishes) != 1:
         raise TypeError("give exactly one of level, sparsity, max_size, upgrade")
+    if is_url(source) and os.fspath(source).partition("?")[0].endswith("/"):
+        raise InvalidOption(
+            "a directory at a URL cannot be listed; "
+            "give the URL of the delivery file or index in it"
+        )
+    out = in_directory(source, out, variant=SHIP)
+    source = weights_file(source)
     if is_index(source) != is_index(out):
         raise InvalidOption("an index is fetched to an index, and a file to a file")
     if not is_url(source) and is_special(source):
@@ -94,6 +104,9 @@ def fetch(
     if upgrade is not None and not os.path.exists(out):
         raise InvalidOption(f"{os.fspath(out)}: is not there, and cannot be upgraded")
     with contextlib.ExitStack() as stack:
+        side: list[AtomicFile] = []
+        if isinstance(out, InDirectory):
+            side = stack.enter_context(out.side_files(force=force))
         places: list[tuple[str | os.PathLike[str], Path]] = [(source, Path(out))]
         if is_index(source):
             places = _shards(source, Path(out), force)
@@ -111,6 +124,8 @@ def fetch(
         meter = Meter(progress, sum(copy.missing(part) for copy in copies))
         for copy in copies:
             copy.complete(part, meter)
+        if side:
+            commit_together(side)
         number: LevelNumber = part if part <= prefixes[0].levels else "dense"
         size = sum(copy.have for copy in copies)
         return FetchReport(number, size, sum(copy.fetched for copy in copies))

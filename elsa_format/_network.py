@@ -1,8 +1,9 @@
 """An open network: where its bytes are, its header and profile, and what a level is made of."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 from elsa_format import _level_document
 from elsa_format._closing import Closing
@@ -32,6 +33,8 @@ class Network(Closing):
     profile: Profile
     shards: tuple["Network", ...] = ()
     """Each file by itself, if there are several; its profile is that of the whole."""
+    about: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+    """What else the index says, if there is one."""
 
     @property
     def name(self) -> str:

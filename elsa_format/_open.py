@@ -15,6 +15,7 @@ from elsa_format._network import Network
 from elsa_format._options import whole
 from elsa_format._profile import KEY, Profile, join_profiles
 from elsa_format._storage import Source, Storage, open_storage
+from elsa_format._storage.directory import weights_file
 from elsa_format._storage.shards import Shard, Shards, check_total_size, open_parsed
 
 Parsed = Profile | LevelFile | Network | None
@@ -22,7 +23,7 @@ Parse = Callable[[Header, str], Profile | LevelFile | None]
 
 
 def open_network(source: Source, *, along: bool = False, max_bytes: int | None = None) -> Network:
-    """The network at a path or URL, of a file or an index, or in a stream.
+    """The network at a path or URL, of a file, an index or a model directory, or in a stream.
 
     A stream that is read `along` need not seek. A header, or tensors, of more than `max_bytes` are
     refused before there is memory for them.
@@ -46,6 +47,7 @@ def open_level(
 def _open(source: Source, parse: Parse | None, along: bool, max_bytes: int | None) -> Network:
     if max_bytes is not None:
         max_bytes = whole("max_bytes", max_bytes, low=0)
+    source = weights_file(source)
     if is_index(source):
         return _limited(_open_shards(source, parse), max_bytes)
     storage, header, parsed = _open_file(source, parse, along=along, max_bytes=max_bytes)
@@ -128,17 +130,22 @@ def _limited(network: Network, max_bytes: int | None) -> Network:
 def _open_shards(source: Source, parse: Parse | None) -> Network:
     shards, index, parsed = open_parsed(source, _Kind(parse))
     try:
-        deliveries = {file: it for file, it in parsed.items() if isinstance(it, Network)}
-        if deliveries:
-            return _join_deliveries(shards, index, deliveries)
-        profiles = {file: it for file, it in parsed.items() if isinstance(it, Profile)}
-        if profiles:
-            return _join_networks(shards, index, profiles)
-        levels = {f: it for f, it in parsed.items() if it is None or isinstance(it, LevelFile)}
-        return join_levels(shards, index, levels)
+        return replace(_join(shards, index, parsed), about=index.about)
     except BaseException:
         shards.close()
         raise
+
+
+def _join(shards: Shards, index: Index, parsed: Mapping[str, Parsed]) -> Network:
+    """The network that shards are, whatever they are."""
+    deliveries = {file: it for file, it in parsed.items() if isinstance(it, Network)}
+    if deliveries:
+        return _join_deliveries(shards, index, deliveries)
+    profiles = {file: it for file, it in parsed.items() if isinstance(it, Profile)}
+    if profiles:
+        return _join_networks(shards, index, profiles)
+    levels = {f: it for f, it in parsed.items() if it is None or isinstance(it, LevelFile)}
+    return join_levels(shards, index, levels)
 
 
 def _join_deliveries(shards: Shards, index: Index, files: Mapping[str, Network]) -> Network:

@@ -29,9 +29,11 @@ from elsa_format._open import open_network
 from elsa_format._options import whole
 from elsa_format._output import Output, Target, is_special, open_output
 from elsa_format._output.atomic import AtomicFile, commit_together
+from elsa_format._output.directory import InDirectory, in_directory
 from elsa_format._profile import LevelNumber, Profile
 from elsa_format._profile import parse as parse_profile
 from elsa_format._storage import Source, Storage, fill, open_storage
+from elsa_format._storage.directory import SHIP, weights_file
 from elsa_format._storage.local import FileStorage
 from elsa_format._storage.shards import read_index
 from elsa_format._threads import Meter, Progress, no_progress, run
@@ -71,7 +73,8 @@ def ship(
 ) -> ShipReport:
     """Make a delivery file of an ELSA file, which is verified first.
 
-    A source that is an index needs a target that is one: each shard becomes a delivery file.
+    A source that is an index needs a target that is one: each shard becomes a delivery file. A
+    model directory gives a directory, with `model.ship.safetensors` and its side files.
     `split` writes the header with the head, and each part, as files of their own, for hosts
     without range requests: `cat target.part-*` is the delivery file. `block` is log₂ of the words
     in a block.
@@ -83,6 +86,8 @@ def ship(
     if whole("block", block, low=0) not in BLOCKS:
         raise InvalidOption(f"block is {block}, expected {BLOCKS.start}..{BLOCKS.stop - 1}")
     jobs = whole("jobs", jobs, low=1)
+    target = in_directory(source, target, variant=SHIP)
+    source = weights_file(source)
     if is_index(source) != is_index(target):
         raise InvalidOption("an index is shipped to an index, and a file to a file")
     if split and (not isinstance(target, str | os.PathLike) or is_special(target)):
@@ -309,6 +314,9 @@ class _Outputs:
         self._position = 0
         self._waiting: list[AtomicFile] = []
         self._index_file: AtomicFile | None = None
+        self._before: list[AtomicFile] = []
+        if isinstance(target, InDirectory):
+            self._before = stack.enter_context(target.side_files(force=force))
         if index is not None:
             self._index_file = self._file(os.fspath(target))  # type: ignore[arg-type]
             for name in index.files:
@@ -370,7 +378,7 @@ class _Outputs:
         if self._stream is not None:
             self._stream.commit()
         elif self._index is None or self._index_file is None:
-            commit_together(self._files)
+            commit_together([*self._before, *self._files])
         else:
             weight_map = {n: delivery_name(f) for n, f in self._index.weight_map.items()}
             document: dict[str, Mapping[str, Any]] = {
@@ -380,7 +388,8 @@ class _Outputs:
             text = dump({key: dict(sorted(value.items())) for key, value in document.items()})
             self._index_file.write_at(0, text.encode())
             old = self._index_file.path if self._force else None
-            commit_together([*self._files, self._index_file], instead_of=old)
+            files = [*self._before, *self._files, self._index_file]
+            commit_together(files, instead_of=old)
 
 
 def default_target(source: str) -> str:

@@ -85,6 +85,8 @@ class Contents:
     metadata: Mapping[str, str] = field(default_factory=dict)
     dense_metrics: Mapping[str, float] = field(default_factory=dict)
     digests: bool = True
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """What else an index is to say."""
 
     def checked(self) -> "Contents":
         """The same with Python's numbers; what no reader would accept of it is refused."""
@@ -255,8 +257,10 @@ class ShardWriter:
 class NetworkWriter:
     """Writes a network: one file, or as many as it has shards."""
 
-    def __init__(self, destination: Destination, shards: Sequence[ShardWriter]) -> None:
-        self.destination, self.shards = destination, shards
+    def __init__(
+        self, destination: Destination, shards: Sequence[ShardWriter], about: Mapping[str, Any]
+    ) -> None:
+        self.destination, self.shards, self._about = destination, shards, about
         self._shard_of = {name: shard for shard in shards for name in shard.tensors}
 
     def append(self, name: str, data: NDArray[Any]) -> None:
@@ -272,7 +276,7 @@ class NetworkWriter:
         profiles = [shard.write_header(network) for shard in self.shards]
         tensors = [shard.tensors.values() for shard in self.shards]
         if self.destination.sharded:
-            self.destination.commit(index_bytes(self.destination.names, tensors))
+            self.destination.commit(index_bytes(self.destination.names, tensors, self._about))
         else:
             self.destination.commit()
         return join_profiles(profiles)
@@ -294,7 +298,7 @@ def open_writer(
             own = contents.only({info.name for info in infos})
             place = (number, len(groups)) if destination.sharded else None
             shards.append(ShardWriter(output, infos, own, place))
-        yield NetworkWriter(destination, shards)
+        yield NetworkWriter(destination, shards, contents.about)
 
 
 def refuse_same_names(names: Sequence[str]) -> None:

@@ -17,6 +17,7 @@ from elsa_format._output import Output, Target, commit_outputs, is_special, open
 from elsa_format._packing.checkpoint import Checkpoint
 from elsa_format._profile import LevelLike, LevelNumber, find_level, variant_name
 from elsa_format._storage import Source
+from elsa_format._storage.directory import weights_file
 from elsa_format._threads import Meter, Progress, no_progress
 
 __all__ = [
@@ -49,4 +50,5 @@ __all__ = [
     "open_network",
     "open_output",
     "variant_name",
+    "weights_file",
 ]

@@ -137,5 +137,7 @@ def one_level(options: Mapping[str, Any]) -> None:
 def shard_size_option(function: F) -> F:
     """How large the shards of an output are."""
     return click.option(
-        "--max-shard-size", type=SizeType(), help="With an OUT.index.json: most bytes of a shard."
+        "--max-shard-size",
+        type=SizeType(),
+        help="With an OUT.index.json or a directory: most bytes of a shard.",
     )(function)

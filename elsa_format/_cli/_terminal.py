@@ -19,6 +19,7 @@ from elsa_format._container.index import is_index
 from elsa_format._errors import ElsaError
 from elsa_format._kernels import NATIVE
 from elsa_format._output import descriptor, open_output
+from elsa_format._output.directory import goes_to_directory
 from elsa_format._signals import wait_if_ending
 
 P = ParamSpec("P")
@@ -175,10 +176,11 @@ def _opened(stream: TextIO | None, name: str) -> TextIO:
     return stream
 
 
-def check_shards(out: str, max_shard_size: int | None) -> None:
+def check_shards(source: str, out: str, max_shard_size: int | None) -> None:
     """Refuse a shard size for an output that is one file."""
-    if max_shard_size is not None and not is_index(out):
-        raise click.UsageError("--max-shard-size is for an OUT that ends in .index.json.")
+    if max_shard_size is None or is_index(out) or goes_to_directory(source, out):
+        return
+    raise click.UsageError("--max-shard-size is for an OUT that ends in .index.json.")
 
 
 def show_size(size: float) -> str:

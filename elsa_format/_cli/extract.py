@@ -32,7 +32,7 @@ from elsa_format._output.shards import written_size
 
 
 @click.command("extract", context_settings=SETTINGS)
-@click.argument("source", metavar="SRC", type=click.Path(dir_okay=False, allow_dash=True))
+@click.argument("source", metavar="SRC", type=click.Path(allow_dash=True))
 @level_options
 @OUTPUT
 @click.option(
@@ -59,11 +59,13 @@ def command(
     """Write one level of an ELSA file as a checkpoint of its own, or a level file in another form.
 
     SRC is read front to back once, in constant memory, so it may be a pipe (-) or a URL; or it is a
-    shard index (.index.json). An OUT that ends in .index.json is written in shards, too.
+    shard index (.index.json). An OUT that ends in .index.json is written in shards, too. Of a model
+    directory, OUT is one that from_pretrained loads; a layout is told by its weights' name.
 
     \b
     elsa-extract net.safetensors --level 2 -o level2.safetensors
     elsa-extract net.safetensors --level 95% -o small.safetensors
+    elsa-extract bert-elsa --level 2 -o bert-80
     elsa-extract net.safetensors --sparsity 90 --layout bitmask -o small.safetensors
     elsa-extract net.safetensors --max-size 20MB --layout csr -o small.safetensors
     cat net.safetensors | elsa-extract - --level 1 -o - > level1.safetensors
@@ -74,7 +76,7 @@ def command(
     levels = [name for name in ("level", "sparsity", "max_size") if options[name] is not None]
     if options["whole"] and (levels or options["keep_levels"] or options["layout"] != "dense"):
         raise click.UsageError("--whole is the network as it was; it takes no level and no layout.")
-    check_shards(target, options["max_shard_size"])
+    check_shards(source, target, options["max_shard_size"])
     if options["keep_levels"] and (options["layout"] != "dense" or options["max_size"] is not None):
         raise click.UsageError("--keep-levels goes with --layout dense, and not with --max-size.")
     with progress("extracting", quiet=quiet) as shown:

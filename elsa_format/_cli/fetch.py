@@ -40,7 +40,8 @@ def command(source: str, target: str, as_json: bool, quiet: bool, **options: Any
 
     SRC is the URL or path of a delivery file (see elsa-ship). OUT is its beginning at every moment:
     what was cut goes on where it ended, and an upgrade brings the difference. Of a shard index
-    (.index.json) the files of all shards are brought, beside OUT.
+    (.index.json) the files of all shards are brought, beside OUT. Of a directory on this machine
+    all is brought, into OUT; of one at a URL, give the URL of the file or index in it.
 
     \b
     elsa-fetch https://host/net.ship.safetensors --level 1 -o net.ship.safetensors

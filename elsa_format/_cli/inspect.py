@@ -30,7 +30,7 @@ MOST_COLUMNS = 8
 
 
 @click.command("inspect", context_settings=SETTINGS)
-@click.argument("source", metavar="SRC", type=click.Path(dir_okay=False, allow_dash=True))
+@click.argument("source", metavar="SRC", type=click.Path(allow_dash=True))
 @PRINTED
 @click.option("--layers/--no-layers", default=True, help="Show the table of nested tensors.")
 @click.option(

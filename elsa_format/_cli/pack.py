@@ -28,7 +28,7 @@ from elsa_format._output.shards import written_size
 
 
 @click.command("pack", context_settings=SETTINGS)
-@click.argument("dense", metavar="DENSE", type=click.Path(dir_okay=False))
+@click.argument("dense", metavar="DENSE", type=click.Path())
 @click.option(
     "--sparsities",
     metavar="LIST",
@@ -38,19 +38,20 @@ from elsa_format._output.shards import written_size
 @click.option(
     "--scope",
     type=click.Choice(["global", "uniform"]),
-    default="global",
-    show_default=True,
-    help="Compare magnitudes over all nested tensors, or within each.",
+    help="Compare magnitudes over all nested tensors, or within each.  [default: global; of a "
+    "directory: uniform]",
 )
 @click.option(
-    "--axis", type=int, default=-1, show_default=True, help="The axis N:M groups lie along."
+    "--axis",
+    type=int,
+    help="The axis N:M groups lie along.  [default: the last; of a directory: each layer's inputs]",
 )
 @click.option(
     "--level",
     "levels",
     metavar="FILE",
     multiple=True,
-    type=click.Path(dir_okay=False),
+    type=click.Path(),
     help="A nested sparse checkpoint; repeat, sparsest first.",
 )
 @click.option(
@@ -70,6 +71,11 @@ from elsa_format._output.shards import written_size
 @click.option("--names", metavar="LIST", help="Names of the levels: small,medium,large.")
 @click.option("--include", metavar="GLOB", multiple=True, help="Nest only tensors that match.")
 @click.option("--exclude", metavar="GLOB", multiple=True, help="Do not nest tensors that match.")
+@click.option(
+    "--nest-all",
+    is_flag=True,
+    help="Of a directory: embeddings, positions, norms, routers and output heads, too.",
+)
 @click.option(
     "--per-level",
     metavar="GLOB",
@@ -110,10 +116,12 @@ def command(
 
     DENSE is a .safetensors or .npz file, a shard index (.index.json), or what an installed
     converter reads (.onnx). An OUT that ends in .index.json is written in shards, those of DENSE or
-    of at most --max-shard-size.
+    of at most --max-shard-size. Or DENSE is a model directory, as save_pretrained writes it, and so
+    is OUT: config and tokenizer are copied.
 
     \b
     elsa-pack dense.safetensors --sparsities 95,90,80 -o net.safetensors
+    elsa-pack bert --sparsities 90,80,50 -o bert-elsa
     elsa-pack dense.safetensors --sparsities 1:8,1:4,2:4 --exclude 'head*' -o net.safetensors
     elsa-pack dense.safetensors --level s95.safetensors --level s90.safetensors \\
         --per-level '*running*' -o net.safetensors
@@ -127,7 +135,7 @@ def command(
         raise click.UsageError("--per-level takes tensors from --level checkpoints.")
     if template is not None and target == "-":
         raise click.UsageError("--template points into a file; -o - is none.")
-    check_shards(target, options["max_shard_size"])
+    check_shards(dense, target, options["max_shard_size"])
     with progress("packing", quiet=quiet) as shown:
         packed = pack(
             dense,

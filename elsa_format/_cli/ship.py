@@ -18,7 +18,7 @@ from elsa_format._ship import ShipReport
 
 
 @click.command("ship", context_settings=SETTINGS)
-@click.argument("source", metavar="NET", type=click.Path(dir_okay=False, allow_dash=True))
+@click.argument("source", metavar="NET", type=click.Path(allow_dash=True))
 @OUTPUT
 @click.option("--split", is_flag=True, help="Each part as a file OUT.part-NNN of its own.")
 @click.option(
@@ -48,7 +48,7 @@ def command(
 
     The first bytes of OUT are level 1, the next turn it into level 2, and all of it gives NET back,
     byte for byte. NET is verified first. Of a shard index (.index.json) each shard becomes a
-    delivery file, and OUT is their index.
+    delivery file, and OUT is their index. Of a model directory, OUT is a directory.
 
     \b
     elsa-ship net.safetensors -o net.ship.safetensors

@@ -22,7 +22,7 @@ from elsa_format._verify import DeliveryReport
 
 
 @click.command("verify", context_settings=SETTINGS)
-@click.argument("source", metavar="SRC", type=click.Path(dir_okay=False, allow_dash=True))
+@click.argument("source", metavar="SRC", type=click.Path(allow_dash=True))
 @PRINTED
 @JOBS
 @MAX_BYTES
@@ -45,8 +45,8 @@ def command(
     Of a level file: its document, that its parts fit together, and its digest. Of a delivery file:
     all parts that are there.
 
-    SRC may be - for standard input, a URL, or a shard index (.index.json). Exit code 0 means that
-    all of it holds, 3 that something does not; the message says what.
+    SRC may be - for standard input, a URL, a shard index (.index.json) or a model directory. Exit
+    code 0 means that all of it holds, 3 that something does not; the message says what.
 
     \b
     elsa-verify net.safetensors

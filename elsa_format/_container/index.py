@@ -13,7 +13,8 @@ from elsa_format._container.json import dump, is_text, parse_document
 from elsa_format._errors import InvalidIndex, InvalidJson, InvalidOption, UnsafePath
 
 SUFFIX = ".index.json"
-
+_INDEX = re.compile(r"(.*)\.index((?:\.[^./\\]+)*)\.json", re.DOTALL)
+"""The weights' name and their variant, if there is one."""
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]+://")
 
@@ -36,6 +37,12 @@ class Index:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def about(self) -> dict[str, Any]:
+        """What others say in it, which is kept: neither sizes nor what the format says itself."""
+        own = ("total_size", "elsa_level")
+        return {key: value for key, value in self.metadata.items() if key not in own}
+
+    @property
     def files(self) -> list[str]:
         """The shards, sorted by name, which is the order of their numbers."""
         return sorted(set(self.weight_map.values()))
@@ -46,13 +53,15 @@ def is_index(source: object) -> bool:
 
     >>> is_index("model.safetensors.index.json"), is_index("https://host/m.index.json?x=1")
     (True, True)
+    >>> is_index("model.safetensors.index.fp16.json")
+    True
     """
     if not isinstance(source, str | os.PathLike):
         return False
     text = os.fspath(source)
     if is_url(text):
         text = text.split("?")[0].split("#")[0]
-    return text.endswith(SUFFIX)
+    return _INDEX.fullmatch(text) is not None
 
 
 def parse(raw: bytes, where: str) -> Index:
@@ -85,8 +94,12 @@ def shard_names(index: str | os.PathLike[str], count: int) -> list[str]:
 
     >>> shard_names("out/model.safetensors.index.json", 2)[0]
     'model-00001-of-00002.safetensors'
+    >>> shard_names("model.safetensors.index.fp16.json", 1)
+    ['model.fp16-00001-of-00001.safetensors']
     """
-    prefix = Path(index).name.removesuffix(SUFFIX).removesuffix(".safetensors") or "model"
+    found = _INDEX.fullmatch(Path(index).name)
+    stem, variant = found.groups() if found else ("", "")
+    prefix = (stem.removesuffix(".safetensors") or "model") + variant
     if not is_text(prefix):
         raise InvalidOption(f"{os.fspath(index)}: the index names files, so this must be UTF-8")
     return [f"{prefix}-{n:05}-of-{count:05}.safetensors" for n in range(1, count + 1)]
@@ -97,13 +110,13 @@ def index_bytes(
     shards: Sequence[Iterable[TensorInfo]],
     metadata: Mapping[str, Any] | None = None,
 ) -> bytes:
-    """A new index."""
+    """A new index; of its `metadata`, the size is computed."""
     weight_map, total = {}, 0
     for name, infos in zip(names, shards, strict=True):
         for info in infos:
             weight_map[info.name] = name
             total += info.nbytes
-    about = {"total_size": total} | dict(metadata or {})
+    about = dict(metadata or {}) | {"total_size": total}
     document = {
         "metadata": dict(sorted(about.items())),
         "weight_map": dict(sorted(weight_map.items())),

@@ -15,6 +15,8 @@ _OPEN_FILES = "/proc/self/fd"
 _names = threading.RLock()
 """Held while names come and go: who has it finds all as it was, or all as it will be."""
 _temporary: set[Path] = set()
+_folders: list[Path] = []
+"""Made for files that have no name yet."""
 
 
 def leave_nothing(seconds: float) -> None:
@@ -22,6 +24,33 @@ def leave_nothing(seconds: float) -> None:
     _names.acquire(timeout=seconds)
     for path in _temporary:
         path.unlink(missing_ok=True)
+    for folder in reversed(_folders):
+        _remove_empty(folder)
+
+
+@contextlib.contextmanager
+def new_folders(path: Path) -> Iterator[None]:
+    """Make a folder, and those it is in, for files; what holds none at the end goes again."""
+    missing = [path, *path.parents]
+    missing = missing[: next((n for n, p in enumerate(missing) if p.is_dir()), len(missing))]
+    made: list[Path] = []
+    try:
+        for folder in reversed(missing):
+            with _names:
+                folder.mkdir(exist_ok=True)
+                made.append(folder)
+                _folders.append(folder)
+        yield
+    finally:
+        with _names:
+            for folder in reversed(made):
+                _remove_empty(folder)
+                _folders.remove(folder)
+
+
+def _remove_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def _renew() -> None:
@@ -105,7 +134,17 @@ class AtomicFile:
     def sync(self) -> None:
         """Make the bytes durable."""
         with self._naming_output():
-            os.fsync(self.fd)
+            if self.fd >= 0:
+                os.fsync(self.fd)
+
+    def put_away(self) -> None:
+        """Wait under a temporary name, as a process can have only so many files open."""
+        self.sync()
+        with self._naming_output():
+            if self._temporary is None:
+                with _names:
+                    _link_open_file(self.fd, self._take_temporary())
+            self._close()
 
     def take_name(self) -> None:
         """Give the bytes their name; what may take long comes before and after."""
@@ -192,8 +231,8 @@ def commit_together(files: Sequence[AtomicFile], *, instead_of: Path | None = No
             for file in others:
                 file.take_name()
                 named.append(file)
-            if others:
-                _sync_folder(last.path)
+            for path in {file.path.parent: file.path for file in others}.values():
+                _sync_folder(path)
             last.take_name()
         except BaseException:
             for file in named:

@@ -7,8 +7,10 @@ from pathlib import Path
 
 from elsa_format._container.index import is_index, shard_names
 from elsa_format._options import whole
-from elsa_format._output import Output, Target, is_special, open_output
+from elsa_format._output import Output, Target, commit_outputs, is_special, open_output
 from elsa_format._output.atomic import AtomicFile, commit_together
+from elsa_format._output.directory import InDirectory
+from elsa_format._storage.directory import weights_file
 from elsa_format._storage.shards import read_index
 
 
@@ -18,7 +20,9 @@ def check_shard_size(target: Target, max_size: int | None) -> None:
         return
     whole("max_shard_size", max_size, low=1)
     if not is_index(target):
-        raise TypeError("max_shard_size is for an output that ends in .index.json")
+        raise TypeError(
+            "max_shard_size is for an output that ends in .index.json, or a model directory's"
+        )
 
 
 def group_tensors(
@@ -45,10 +49,18 @@ def group_tensors(
 
 
 class Destination:
-    """The outputs of a network: one, or those of its shards and their index."""
+    """The outputs of a network: one, or those of its shards and their index.
 
-    def __init__(self, outputs: Sequence[Output], index: "_ShardSet | None" = None) -> None:
-        self.outputs, self._index = outputs, index
+    Others may take their names just before them.
+    """
+
+    def __init__(
+        self,
+        outputs: Sequence[Output],
+        index: "_ShardSet | None" = None,
+        before: Sequence[AtomicFile] = (),
+    ) -> None:
+        self.outputs, self._index, self._before = outputs, index, before
 
     @property
     def sharded(self) -> bool:
@@ -65,8 +77,7 @@ class Destination:
         if self._index is not None:
             self._index.commit(index)
         else:
-            for output in self.outputs:
-                output.commit()
+            commit_outputs([*self._before, *self.outputs])
 
 
 @contextlib.contextmanager
@@ -74,22 +85,26 @@ def open_destination(
     target: Target, count: int, *, force: bool = False, in_order: bool = False
 ) -> Iterator[Destination]:
     """The outputs for a target, `count` if it is an index; discarded unless they are committed."""
-    if isinstance(target, str | os.PathLike) and is_index(target):
-        files = _ShardSet(Path(target), count, force=force)
-        try:
+    with contextlib.ExitStack() as stack:
+        before: Sequence[AtomicFile] = ()
+        if isinstance(target, InDirectory):
+            before = stack.enter_context(target.side_files(force=force))
+        if isinstance(target, str | os.PathLike) and is_index(target):
+            files = _ShardSet(Path(target), count, before, force=force)
+            stack.callback(files.discard)
             yield Destination(files.shards, files)
-        finally:
-            files.discard()
-    else:
-        with open_output(target, force=force, in_order=in_order) as output:
-            yield Destination([output])
+        else:
+            output = stack.enter_context(open_output(target, force=force, in_order=in_order))
+            yield Destination([output], before=before)
 
 
 class _ShardSet:
-    """Shards and their index."""
+    """Shards and their index, and what takes its name before them."""
 
-    def __init__(self, index: Path, count: int, *, force: bool) -> None:
-        self.path, self.force = index, force
+    def __init__(
+        self, index: Path, count: int, before: Sequence[AtomicFile], *, force: bool
+    ) -> None:
+        self.path, self.force, self._before = index, force, before
         self.names = shard_names(index, count)
         self.shards: list[AtomicFile] = []
         self._index = AtomicFile(index, force=force)
@@ -104,7 +119,7 @@ class _ShardSet:
         """Let the shards appear, then the index."""
         self._index.write_at(0, index)
         old = self._index.path if self.force else None
-        commit_together([*self.shards, self._index], instead_of=old)
+        commit_together([*self._before, *self.shards, self._index], instead_of=old)
 
     def discard(self) -> None:
         """Leave nothing of what has no name yet."""
@@ -113,7 +128,8 @@ class _ShardSet:
 
 
 def written_size(target: str | os.PathLike[str]) -> int | None:
-    """Bytes of an output, a file or an index with its shards; None for pipes and devices."""
+    """Bytes of a file, of an index with its shards, of a directory's weights; None for a pipe."""
+    target = weights_file(target)
     if is_special(target) or not os.path.exists(target):  # or gone already
         return None
     size = os.path.getsize(target)

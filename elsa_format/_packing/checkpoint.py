@@ -36,6 +36,8 @@ class Checkpoint(Closing, ABC):
     """For messages."""
     tensors: Mapping[str, TensorInfo]
     metadata: Mapping[str, str] = {}
+    about: Mapping[str, Any] = {}
+    """What else an index says, where there is one."""
 
     @classmethod
     def matches(cls, path: str, first: bytes) -> bool:

@@ -10,23 +10,26 @@ from numpy.typing import NDArray
 from elsa_format._container.foreign import SNIFFED
 from elsa_format._container.index import is_index, is_url
 from elsa_format._errors import MissingExtra
+from elsa_format._output.directory import ALSO
 from elsa_format._packing.arrays import ArrayCheckpoint
-from elsa_format._packing.checkpoint import Adapted, Checkpoint
+from elsa_format._packing.checkpoint import Adapted, Checkpoint, PathLike
 from elsa_format._packing.npz import NpzCheckpoint
 from elsa_format._packing.safetensors import SafetensorsCheckpoint
+from elsa_format._storage.directory import weights_file
 
 CheckpointLike = str | os.PathLike[str] | Mapping[str, NDArray[Any]] | Checkpoint
 
 
 def open_checkpoint(source: CheckpointLike) -> Checkpoint:
-    """The checkpoint behind a path, a dictionary of arrays, or itself."""
+    """The checkpoint behind a path, in a model directory, a dictionary of arrays, or itself."""
     if isinstance(source, Mapping):
         return _of_arrays(source)
     if not isinstance(source, str | os.PathLike):
         return source if isinstance(source, Checkpoint) else Adapted(source)
-    if is_index(source) or is_url(source):
-        return SafetensorsCheckpoint(source)
-    path = Path(source)
+    file: PathLike = weights_file(source, ALSO)
+    if is_index(file) or is_url(file):
+        return SafetensorsCheckpoint(file)
+    path = Path(file)
     suffix = path.suffix.lower().lstrip(".")
     if suffix == "npz":
         return NpzCheckpoint(path)

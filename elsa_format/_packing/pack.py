@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from fractions import Fraction
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 
@@ -31,15 +32,19 @@ from elsa_format._errors import (
 from elsa_format._memory import BLOCK, give_block, take_block
 from elsa_format._options import one_of, strings, whole
 from elsa_format._output import Target
+from elsa_format._output.directory import InDirectory, in_directory
 from elsa_format._output.shards import check_shard_size, group_tensors
 from elsa_format._packing.assignment import Assignment, Words
 from elsa_format._packing.checkpoint import Checkpoint
+from elsa_format._packing.directory import pattern_axes, unpruned
 from elsa_format._packing.given import GivenCounters
 from elsa_format._packing.magnitude import SCOPES, MagnitudeLevels, Scope
 from elsa_format._packing.nested import NestedCheckpoints
 from elsa_format._packing.open import CheckpointLike, open_checkpoint
-from elsa_format._packing.pattern import PatternLevels
+from elsa_format._packing.pattern import PatternLevels, common_group
+from elsa_format._packing.starved import starved_notes
 from elsa_format._profile import Profile, variant_name
+from elsa_format._storage.directory import is_directory
 from elsa_format._threads import Meter, Progress, no_progress
 from elsa_format._writer import (
     Contents,
@@ -77,10 +82,11 @@ def pack(
     sparsities: Sparsity | Iterable[Sparsity] | None = None,
     levels: CheckpointLike | Iterable[CheckpointLike] | None = None,
     counters: CheckpointLike | None = None,
-    scope: Scope = "global",
-    axis: int = -1,
+    scope: Scope | None = None,
+    axis: int | None = None,
     include: str | Iterable[str] = (),
     exclude: str | Iterable[str] = (),
+    nest_all: bool = False,
     per_level: str | Iterable[str] = (),
     names: str | Iterable[str] | None = None,
     level_count: int | None = None,
@@ -101,7 +107,13 @@ def pack(
     else a kind of checkpoint needs to run, such as ONNX's graph.
 
     `include`, `exclude` and `per_level` are shell patterns of tensor names; `names` names the
-    levels.
+    levels. Magnitudes are compared over all tensors, or within each if the `scope` is "uniform";
+    N:M patterns lie along an `axis`, the last.
+
+    A model directory, as `save_pretrained` writes it, gives a directory, unless `out` ends in
+    `.safetensors`; all but other weights is copied. Its one-shot levels are uniform, N:M patterns
+    lie along the inputs of each layer, and embeddings, positions, norms, routers and output heads
+    are not nested, but with `nest_all`, nor are layers that N:M does not divide.
 
     An `out` that ends in `.index.json` is written in shards, those of the input or, given
     `max_shard_size`, as many as it takes; `jobs` shards are written at a time.
@@ -115,9 +127,13 @@ def pack(
     if level_count is not None and counters is None:
         raise TypeError("level_count goes with counters")
     one_of("rounding", rounding, ROUNDINGS)
+    folder = Path(dense) if is_directory(dense) else None  # type: ignore[arg-type]
+    if scope is None:
+        scope = "uniform" if folder else "global"
     one_of("scope", scope, SCOPES)
-    axis = whole("axis", axis)
+    axis = None if axis is None else whole("axis", axis)
     jobs = whole("jobs", jobs, low=1)
+    out = in_directory(dense, out, sharded=max_shard_size is not None)
     check_shard_size(out, max_shard_size)
     names = None if names is None else strings("names", names)
     sources: list[Checkpoint] = []
@@ -142,7 +158,15 @@ def pack(
         variants: list[Checkpoint] = []
         if sparsities is not None:
             parsed = parse_sparsities(sparsities)
-            assignment = _one_shot(network, parsed, scope, axis, any_order=is_index(out))
+            check_levels(parsed)
+            axes: int | Mapping[str, int] = -1 if axis is None else axis
+            if folder is not None and not (nest_all or include):
+                choice = choice.without(unpruned(network.tensors, folder))
+            patterns = [level for level in parsed if isinstance(level, Pattern)]
+            if folder is not None and patterns:
+                axes, uneven = pattern_axes(network.tensors, common_group(patterns), axis)
+                choice = choice.without(uneven)
+            assignment = _one_shot(network, parsed, scope, axes, any_order=is_index(out))
         elif levels is not None:
             variants = [opened(level) for level in _several(levels)]
             assignment = NestedCheckpoints(network, variants)
@@ -167,13 +191,15 @@ def pack(
             frozenset(choice.per_level),
             network.metadata,
             digests=digests,
+            about=network.about,
         )
+        left = out.not_copied if isinstance(out, InDirectory) else []
         with open_writer(out, groups, contents, force=force) as writer:
             job.run(writer, progress, jobs)
             for checkpoint in sources:
                 checkpoint.check_unchanged()
             profile = writer.finish()
-        report = job.report(profile)
+        report = job.report(profile, left)
         if template is not None:
             network.write_template(template, os.fspath(out), force=force)  # type: ignore[arg-type]
         return report
@@ -183,12 +209,11 @@ def _one_shot(
     network: Checkpoint,
     levels: list[Fraction | Pattern],
     scope: Scope,
-    axis: int,
+    axis: int | Mapping[str, int],
     *,
     any_order: bool = False,
 ) -> Assignment:
     """Levels by magnitude; with `any_order`, tensors can then be written in any order."""
-    check_levels(levels)
     patterns = [level for level in levels if isinstance(level, Pattern)]
     if patterns:
         return PatternLevels(network, patterns, axis)
@@ -216,10 +241,13 @@ class _Choice:
     per_level: tuple[str, ...]
     shared: dict[str, str] = field(default_factory=dict)
 
-    def only(self, names: Mapping[str, object], reason: str) -> "_Choice":
-        dropped = {name: reason for name in self.nested if name not in names}
-        kept = tuple(name for name in self.nested if name in names)
+    def without(self, reasons: Mapping[str, str]) -> "_Choice":
+        dropped = {name: reasons[name] for name in self.nested if name in reasons}
+        kept = tuple(name for name in self.nested if name not in reasons)
         return replace(self, nested=kept, shared=self.shared | dropped)
+
+    def only(self, names: Mapping[str, object], reason: str) -> "_Choice":
+        return self.without({name: reason for name in self.nested if name not in names})
 
 
 def _several(levels: CheckpointLike | Iterable[CheckpointLike]) -> list[CheckpointLike]:
@@ -310,6 +338,13 @@ class _Job:
         """Refuse what cannot be packed before anything is read."""
         if not self.nested:
             chosen = {"excluded", "not included"} & set(self.choice.shared.values())
+            for name, reason in reversed(self.choice.shared.items()):
+                if self.network.nestable(name) and reason not in chosen:
+                    raise InfeasibleLevels(
+                        f"{self.network.path}: no tensor is left to nest; {name!r} is left out: "
+                        f"{reason}",
+                        "{include} names others",
+                    )
             problem = InfeasibleLevels if chosen else InvalidCheckpoint
             raise problem(
                 f"{self.network.path}: no tensor can be nested; expected a floating tensor of "
@@ -375,10 +410,20 @@ class _Job:
             position += words.size
         give_block(result)
 
-    def report(self, profile: Profile) -> PackReport:
+    def report(self, profile: Profile, not_copied: list[str]) -> PackReport:
         """What was packed."""
-        weights = sum(info.elements for info in self.nested)
-        notes = (*self.assignment.notes, *_notes(self.nested, self.bits))
+        sizes = {info.name: info.elements for info in self.nested}
+        weights = sum(sizes.values())
+        levels = [level.name for level in profile.levels]
+        notes = (
+            *self.assignment.notes,
+            *_notes(self.nested, self.bits),
+            *starved_notes(profile.nested, sizes, levels),
+        )
+        if not_copied:
+            few = ", ".join(map(repr, not_copied[:4]))
+            more = f", … {len(not_copied) - 4} more" if len(not_copied) > 4 else ""
+            notes += (f"not copied, as they hold weights: {few}{more}",)
         return PackReport(profile, self.choice.nested, weights, self.choice.shared, notes)
 
 

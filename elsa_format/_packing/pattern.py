@@ -1,7 +1,7 @@
 """N:M levels: the N largest of every M neighbours."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -15,34 +15,44 @@ from elsa_format._writer import LevelSpec
 from elsa_format.levels import Pattern
 
 
-class PatternLevels(Assignment):
-    """Keeps the N largest of every M neighbours along an axis."""
+def common_group(patterns: list[Pattern]) -> int:
+    """How many neighbours are looked at together."""
+    return math.lcm(*(pattern.m for pattern in patterns))
 
-    def __init__(self, network: Checkpoint, patterns: list[Pattern], axis: int) -> None:
-        self.network, self.patterns, self.axis = network, patterns, axis
-        self.group = math.lcm(*(pattern.m for pattern in patterns))
+
+class PatternLevels(Assignment):
+    """Keeps the N largest of every M neighbours along an axis, which tensors may have their own."""
+
+    def __init__(
+        self, network: Checkpoint, patterns: list[Pattern], axis: int | Mapping[str, int]
+    ) -> None:
+        self.network, self.patterns, self._axis = network, patterns, axis
+        self.group = common_group(patterns)
         self.specs = [LevelSpec(str(p), target=float(p.sparsity), pattern=str(p)) for p in patterns]
+
+    def _along(self, info: TensorInfo) -> int:
+        return self._axis if isinstance(self._axis, int) else self._axis[info.name]
 
     def prepare(self, tensors: list[TensorInfo], tick: Tick) -> None:
         for info in tensors:
-            rank = len(info.shape)
-            if not -rank <= self.axis < rank:
+            rank, axis = len(info.shape), self._along(info)
+            if not -rank <= axis < rank:
                 raise InfeasibleLevels(
-                    f"{self.network.path}: tensor {info.name!r}: no axis {self.axis} in shape "
+                    f"{self.network.path}: tensor {info.name!r}: no axis {axis} in shape "
                     f"{list(info.shape)}",
                     "{exclude} leaves it out",
                     exclude=info.name,
                 )
-            if info.shape[self.axis] % self.group:
+            if info.shape[axis] % self.group:
                 raise InfeasibleLevels(
-                    f"{self.network.path}: tensor {info.name!r}: {info.shape[self.axis]} weights "
-                    f"along axis {self.axis} are not a multiple of {self.group}",
+                    f"{self.network.path}: tensor {info.name!r}: {info.shape[axis]} weights "
+                    f"along axis {axis} are not a multiple of {self.group}",
                     "{exclude} leaves it out",
                     exclude=info.name,
                 )
 
     def blocks(self, info: TensorInfo) -> Iterator[tuple[Words, Counters]]:
-        axis = self.axis % len(info.shape)
+        axis = self._along(info) % len(info.shape)
         inner = math.prod(info.shape[axis + 1 :])
         # Whole groups, and a multiple of 8 weights, so that blocks meet at a byte of the bitmask.
         slab = self.group * inner

@@ -25,7 +25,7 @@ class SafetensorsCheckpoint(Checkpoint):
     def __init__(self, source: str | os.PathLike[str]) -> None:
         network = open_level(source, _refuse_packed)
         self._storage, self._header = network.storage, network.header
-        self.path, self._groups = network.name, network.groups
+        self.path, self._groups, self.about = network.name, network.groups, network.about
         try:
             self.tensors = self._header.tensors
             own = (KEY, LEVEL_KEY)

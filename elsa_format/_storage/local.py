@@ -13,6 +13,7 @@ from typing import IO, Any
 from elsa_format._container.header import Readable
 from elsa_format._errors import InputChanged
 from elsa_format._storage.base import Reader, Storage, Window, stream_name
+from elsa_format._storage.directory import advice
 
 
 class InputFile(io.FileIO):
@@ -20,7 +21,7 @@ class InputFile(io.FileIO):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         if os.path.isdir(path):
-            raise IsADirectoryError(errno.EISDIR, _advice(path), os.fspath(path))
+            raise IsADirectoryError(errno.EISDIR, advice(path), os.fspath(path))
         super().__init__(path, "rb")
         self._path = os.fspath(path)
         self._opened = self._state()
@@ -193,12 +194,3 @@ def _read_into(stream: IO[bytes], view: memoryview) -> int:
     data = stream.read(len(view)) or b""
     view[: len(data)] = data
     return len(data)
-
-
-def _advice(folder: str | os.PathLike[str]) -> str:
-    """What to open of a directory."""
-    names = sorted(os.listdir(folder), key=lambda name: (not name.endswith(".index.json"), name))
-    for name in names:
-        if name.endswith((".index.json", ".safetensors")):
-            return f"is a directory; name a file in it, such as {name}"
-    return "is a directory, and holds no .safetensors file"

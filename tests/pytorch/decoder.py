@@ -12,7 +12,7 @@ WORDS = {"F64": np.uint64, "F32": np.uint32, "F16": np.uint16, "BF16": np.uint16
 
 def decode(path: Path, level: int | None) -> dict[str, bytes]:
     """The bytes of every tensor of a level, from a file or a shard index."""
-    if path.name.endswith(".index.json"):
+    if path.suffix == ".json":
         files = set(json.loads(path.read_text())["weight_map"].values())
         return {
             k: v for file in sorted(files) for k, v in decode(path.parent / file, level).items()

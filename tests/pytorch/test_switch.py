@@ -167,3 +167,17 @@ def test_damage_is_noticed(tmp_path: Path) -> None:
     path.write_bytes(raw)
     with pytest.raises(ChecksumMismatch):
         attach(random_net(), path)
+
+
+def test_a_delivery_file_and_the_index_of_a_variant(tmp_path: Path) -> None:
+    net = torch.nn.Linear(40, 40)
+    weights = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    (tmp_path / "m").mkdir()
+    index = tmp_path / "m" / "model.safetensors.index.fp16.json"
+    elsa_format.pack(weights, index, sparsities=[90, 50])
+    elsa_format.ship(tmp_path / "m", tmp_path / "ship")
+    for source in (index, tmp_path / "m", tmp_path / "ship"):
+        levels = attach(net, source, level=2)
+        levels.use(1)
+        with elsa_format.open(index) as file:
+            assert net.weight.detach().numpy().tobytes() == file.tensor("weight", 1).tobytes()

@@ -74,7 +74,7 @@ def test_a_directory(tmp_path: Path) -> None:
     for read in (elsa.open, elsa.verify, elsa.load_level):
         with pytest.raises(IsADirectoryError, match=r"holds no \.safetensors file"):
             read(tmp_path)
-    (tmp_path / "model-00001-of-00001.safetensors").touch()
-    (tmp_path / "model.safetensors.index.json").touch()
-    with pytest.raises(IsADirectoryError, match=r"such as model\.safetensors\.index\.json"):
+    (tmp_path / "net-00001-of-00001.safetensors").touch()
+    (tmp_path / "net.safetensors.index.json").touch()
+    with pytest.raises(IsADirectoryError, match=r"such as net\.safetensors\.index\.json"):
         elsa.pack(tmp_path, io.BytesIO(), sparsities=[50])

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import elsa_format
-from elsa_converters._directory import weights_file
 from elsa_converters.torch._load import changed, is_plain, level_of, load_level, match
 from elsa_converters.torch._tensors import (
     as_array,
@@ -25,7 +24,7 @@ from elsa_converters.torch._tensors import (
     torch_dtype,
 )
 from elsa_format import File, InputChanged, InvalidOption, TensorInfo
-from elsa_format.plugins import LevelLike, LevelNumber
+from elsa_format.plugins import LevelLike, LevelNumber, weights_file
 
 CHUNK = 4 << 20
 """Bytes that a thread masks at a time."""
@@ -183,6 +182,8 @@ def packed_weights(source: Any, file: File) -> Mapping[str, NDArray[Any]]:
     weights: dict[str, NDArray[Any]] = {}
     for path in _local_files(source):
         with elsa_format.open(path) as part:
+            if part.network.header.data_start + part.data_size != part.file_size:
+                continue  # a delivery file, which holds no tensor as it is
             tensors = part.network.tensors
             for name, stored in stored_bytes(path, part).items():
                 if part.profile.checksums.get(name) != file.profile.checksums.get(name):
@@ -219,7 +220,7 @@ def _local_files(source: Any) -> list[Path]:
     if not isinstance(source, str | os.PathLike) or not os.path.isfile(source):
         return []
     path = Path(source)
-    if not path.name.endswith(".index.json"):
+    if path.suffix != ".json":
         return [path]
     weight_map = json.loads(path.read_bytes())["weight_map"]  # elsa_format.open has checked it
     return [path.parent / name for name in sorted(set(weight_map.values()))]

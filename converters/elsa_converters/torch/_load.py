@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 import elsa_format
-from elsa_converters._directory import weights_file
 from elsa_converters.torch._tensors import as_tensor, memory, read_into, run, torch_dtype
 from elsa_format import File, TensorMismatch
 from elsa_format.plugins import LevelLike, LevelNumber
@@ -34,7 +33,7 @@ def opened(source: Any, *, verify: bool = True) -> Iterator[File]:
     if isinstance(source, File):
         yield source
         return
-    with elsa_format.open(weights_file(source), verify=verify) as file:
+    with elsa_format.open(source, verify=verify) as file:
         yield file
 
 
