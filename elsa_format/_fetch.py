@@ -8,7 +8,6 @@ import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote
 
 import numpy as np
 
@@ -37,6 +36,7 @@ from elsa_format._profile import LevelLike, LevelNumber
 from elsa_format._storage import Reader, Storage, open_storage, open_url
 from elsa_format._storage.directory import SHIP, weights_file
 from elsa_format._storage.local import FileStorage
+from elsa_format._storage.shards import shard_source
 from elsa_format._threads import Meter, Progress, no_progress
 from elsa_format.levels import Sparsity
 
@@ -165,6 +165,7 @@ def _shards(
     ):
         raw = read_exactly(reader, MAX_HEADER)
     index = parse_index(raw, storage.name)
+    places = [(_shard(source, name), out.parent / name) for name in index.files]
     if out.exists() and not force and out.read_bytes() != raw:
         raise OutputExists(
             f"{out}: is another index than {storage.name}", "{force} replaces it", force=True
@@ -176,15 +177,14 @@ def _shards(
             file.commit()
         finally:
             file.discard()
-    return [(_beside(source, name), out.parent / name) for name in index.files]
+    return places
 
 
-def _beside(index: str | os.PathLike[str], name: str) -> str:
-    text = os.fspath(index)
-    if not is_url(text):
-        return str(Path(text).parent / name)
-    address, _, query = text.partition("?")
-    return address.rpartition("/")[0] + "/" + quote(name) + (f"?{query}" if query else "")
+def _shard(index: str | os.PathLike[str], name: str) -> str | os.PathLike[str]:
+    """A file beside an index, which must not lead elsewhere."""
+    found = shard_source(index, name)
+    assert isinstance(found, str | os.PathLike)
+    return found
 
 
 class _Copy:

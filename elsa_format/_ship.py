@@ -15,7 +15,6 @@ import numpy as np
 import xxhash
 
 from elsa_format._container.header import Header, check_size, read_header
-from elsa_format._container.index import SUFFIX as INDEX_SUFFIX
 from elsa_format._container.index import Index, is_index, is_url
 from elsa_format._container.json import dump
 from elsa_format._delivery.codec import Bytes, encode_nested, encode_plain
@@ -390,14 +389,3 @@ class _Outputs:
             old = self._index_file.path if self._force else None
             files = [*self._before, *self._files, self._index_file]
             commit_together(files, instead_of=old)
-
-
-def default_target(source: str) -> str:
-    """Where a network goes if nothing else is said.
-
-    >>> default_target("net.safetensors"), default_target("m.safetensors.index.json")
-    ('net.ship.safetensors', 'm.ship.safetensors.index.json')
-    """
-    if source.endswith(INDEX_SUFFIX):
-        return delivery_name(source.removesuffix(INDEX_SUFFIX)) + INDEX_SUFFIX
-    return delivery_name(source)

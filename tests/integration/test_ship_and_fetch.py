@@ -346,3 +346,22 @@ def test_open_a_url(server: Server, shipped: Path, sizes: dict[int | str, int]) 
         delivery.upgrade(3)
         assert server.sent <= sizes[3] - min(before, sizes[1])
         assert {n: a.tobytes() for n, a in arrays.items()} == arrays_of(shipped, 3)
+
+
+def test_a_shard_that_is_a_link_elsewhere_is_not_fetched(source: Path, tmp_path: Path) -> None:
+    """As everywhere else where an index names files; and no index is left behind."""
+    index, target = (
+        tmp_path / "m.safetensors.index.json",
+        tmp_path / "m.ship.safetensors.index.json",
+    )
+    elsa.extract(source, index, level=3, keep_levels=True, max_shard_size=400_000)
+    elsa.ship(index, target)
+    shard = next(iter(sorted(tmp_path.glob("m-*.ship.safetensors"))))
+    (tmp_path / "elsewhere").mkdir()
+    shard.rename(tmp_path / "elsewhere" / shard.name)
+    shard.symlink_to(tmp_path / "elsewhere" / shard.name)
+    there = tmp_path / "device" / target.name
+    there.parent.mkdir()
+    with pytest.raises(elsa.UnsafePath, match="leaves the directory"):
+        elsa.fetch(target, there, level=1)
+    assert list(there.parent.iterdir()) == []
