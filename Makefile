@@ -9,7 +9,7 @@ SPARSE := converters/elsa_converters/onnx_sparse/native
 SPARSE_C := -std=c11 -ffp-contract=fast -Wall -Wextra -Wconversion -Wpedantic -Werror
 CHECK = $(filter-out %/ops.c,$(wildcard $(SPARSE)/*.c)) tests/sparse/check.c -I$(SPARSE) -lm -lpthread
 
-.PHONY: demo web test test-install test-torch test-runtimes test-neon lint bench asan tsan fuzz clean
+.PHONY: demo web test test-install dist test-dist test-torch test-runtimes test-neon lint bench asan tsan fuzz clean
 .DEFAULT_GOAL := test
 
 $(VENV)/ready: pyproject.toml constraints.txt CMakeLists.txt $(wildcard elsa_format/*.c elsa_format/native/* $(SPARSE)/*)
@@ -34,6 +34,17 @@ test: $(VENV)/ready  ## the whole suite, then the parts that touch bits once mor
 ONLY ?=
 test-install: $(VENV)/ready  ## what users install: with and without a compiler, each page with what it asks for
 	$(BIN)/python -m pytest -n 2 -m install -k '$(ONLY)' tests/install
+
+dist: $(VENV)/ready  ## sdist and manylinux wheel of the last commit in dist/, the same bytes every time
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group release
+	rm -rf .cache/dist dist && git clone --quiet . .cache/dist
+	umask 022; export SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) PATH="$(abspath $(BIN)):$$PATH"; \
+	  python -m build .cache/dist --outdir .cache/dist/dist && \
+	  auditwheel repair --wheel-dir dist .cache/dist/dist/*.whl && cp .cache/dist/dist/*.tar.gz dist
+	$(BIN)/twine check --strict dist/*
+
+test-dist: dist  ## the wheel as users get it: without a compiler, out of the tree, each extra alone
+	$(BIN)/python -m pytest -n 2 -m dist -k '$(ONLY)' tests/install
 
 # PyTorch first, so that nothing else brings one with CUDA; timm asks for torchvision, which does, and
 # the package with real weights for a library that is not used. Oldest: make test-torch VENV=.venv-old
