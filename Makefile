@@ -9,7 +9,7 @@ SPARSE := converters/elsa_converters/onnx_sparse/native
 SPARSE_C := -std=c11 -ffp-contract=fast -Wall -Wextra -Wconversion -Wpedantic -Werror
 CHECK = $(filter-out %/ops.c,$(wildcard $(SPARSE)/*.c)) tests/sparse/check.c -I$(SPARSE) -lm -lpthread
 
-.PHONY: demo web test test-install dist test-dist test-torch test-runtimes test-neon lint bench asan tsan fuzz clean
+.PHONY: demo web test test-install dist test-dist test-torch test-runtimes test-neon lint site bench asan tsan fuzz clean
 .DEFAULT_GOAL := test
 
 $(VENV)/ready: pyproject.toml constraints.txt CMakeLists.txt $(wildcard elsa_format/*.c elsa_format/native/* $(SPARSE)/*)
@@ -88,6 +88,11 @@ lint: $(VENV)/ready  ## ruff, mypy, import-linter, compilers' warnings
 	  $$compiler $(C) -O3 $$variant $(INCLUDE) elsa_format/native/*.c -o .cache/lint.so || exit 1; \
 	done; $$compiler $(SPARSE_C) -O3 -shared -fPIC $(SPARSE)/*.c -o .cache/lint.so || exit 1; done
 
+site: $(VENV)/ready  ## the documentation as a site, in site/
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group site
+	$(BIN)/python docs/site/pages.py .cache/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --config-file docs/site/mkdocs.yml
+
 bench: $(VENV)/ready  ## measure, and write docs/benchmarks.md
 	$(BIN)/python -m benchmarks
 
@@ -131,4 +136,4 @@ fuzz: $(VENV)/ready  ## coverage-guided fuzzing of every target
 	done
 
 clean:
-	rm -rf $(VENV) build demo-out .cache fuzz/.found
+	rm -rf $(VENV) build dist site demo-out .cache fuzz/.found
