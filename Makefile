@@ -9,7 +9,7 @@ SPARSE := converters/elsa_converters/onnx_sparse/native
 SPARSE_C := -std=c11 -ffp-contract=fast -Wall -Wextra -Wconversion -Wpedantic -Werror
 CHECK = $(filter-out %/ops.c,$(wildcard $(SPARSE)/*.c)) tests/sparse/check.c -I$(SPARSE) -lm -lpthread
 
-.PHONY: demo web test test-install dist test-dist test-torch test-runtimes test-neon lint site bench asan tsan fuzz clean
+.PHONY: demo web test test-install dist test-dist test-torch test-runtimes test-neon test-arm lint site bench asan tsan fuzz clean
 .DEFAULT_GOAL := test
 
 $(VENV)/ready: pyproject.toml constraints.txt CMakeLists.txt $(wildcard elsa_format/*.c elsa_format/native/* $(SPARSE)/*)
@@ -77,6 +77,9 @@ test-neon:  ## the sparse operators' loops for 64-bit ARM, emulated: gcc-aarch64
 	mkdir -p .cache
 	aarch64-linux-gnu-gcc $(SPARSE_C) -D_GNU_SOURCE -O3 -static $(CHECK) -o .cache/check-neon
 	qemu-aarch64 .cache/check-neon 3000
+
+test-arm: $(VENV)/ready test-neon  ## and the C module, its codec and the vectors: the same packages, and Debian's apt
+	tests/arm/run.sh $(BIN)/python
 
 lint: $(VENV)/ready  ## ruff, mypy, import-linter, compilers' warnings
 	$(BIN)/ruff check .
