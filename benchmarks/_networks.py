@@ -69,6 +69,17 @@ class Network:
                 small = np.abs(self.arrays[name]) < threshold
                 self.arrays[name] = np.where(small, np.float32(0), self.arrays[name])
 
+    def prune_pattern(self, n: int, m: int) -> None:
+        """Keep the n largest of each m inputs of a product."""
+        for name, array in self.arrays.items():
+            if name.startswith("w"):
+                groups = array.T.reshape(-1, m)
+                order = np.argsort(-np.abs(groups), axis=1)
+                kept = np.zeros(groups.shape, bool)
+                np.put_along_axis(kept, order[:, :n], True, axis=1)
+                pruned = np.where(kept, groups, np.float32(0)).reshape(array.T.shape)
+                self.arrays[name] = np.ascontiguousarray(pruned.T)
+
     def graph(self) -> ModelProto:
         """The model without its weights, which are in `arrays`."""
         made = helper.make_graph(

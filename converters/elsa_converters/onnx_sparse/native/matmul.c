@@ -4,7 +4,8 @@
 
 enum {
     FEW = 4,          /* rows from which packing them pays */
-    TASK = 60 * 1000, /* multiplications worth a task of their own */
+    TASK = 60 * 1000, /* multiplications, in vectors, worth a task of their own: about 2 microseconds */
+    SCALAR = 8,       /* what a multiplication costs for which one number is fetched at a time */
     MOST_TASKS = 8,
 };
 
@@ -47,7 +48,7 @@ static const char *few_rows(elsa_layer *layer, const elsa_host *host, const floa
 {
     const elsa_kernels *kernels = elsa_chosen();
     elsa_gemv job = {.layer = layer, .x = x, .sum = sum, .y = y, .rows = rows};
-    job.tasks = elsa_tasks((double)layer->count * (double)rows * 2);
+    job.tasks = elsa_tasks((double)layer->count * (double)rows * SCALAR);
     job.tasks = (size_t)elsa_smaller((int64_t)job.tasks, layer->outputs);
     if (layer->starts) {
         host->run(host, kernels->gemv[layer->half], job.tasks, &job);
