@@ -260,7 +260,7 @@ def test_weights_that_are_turned_shared_or_used_elsewhere():
     assert names.count("hwio.values") == 1
 
 
-@pytest.mark.parametrize("width, parts", [(4096, 1), (4100, 2), (70_001, 18)])
+@pytest.mark.parametrize(("width", "parts"), [(4096, 1), (4100, 2), (70_001, 18)])
 def test_wide_products_are_several_that_add_up(width, parts):
     """Their inputs stay in the cache, and their indices reach any width."""
     arrays = {"w": sparse_weights(width, 4, share=0.01), "b": numbers(4)}

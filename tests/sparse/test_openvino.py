@@ -1,4 +1,4 @@
-"""A fast model runs in OpenVINO once its functions are inlined; `make test-runtimes` installs it."""
+"""A fast model runs in OpenVINO once its functions are inlined; for `make test-runtimes`."""
 
 import numpy as np
 import onnx

@@ -9,8 +9,6 @@ enum {
     MOST_TASKS = 8,
 };
 
-static const char *const NO_MEMORY = "out of memory";
-
 size_t elsa_tasks(double work)
 {
     size_t tasks = 1; /* a power of two: two threads share it evenly */
@@ -30,7 +28,7 @@ const char *elsa_multiply(elsa_layer *layer, const elsa_plan *plan, const elsa_h
     job.row_parts = (wanted + job.blocks - 1) / job.blocks;
     job.row_parts = (size_t)elsa_smaller((int64_t)job.row_parts, layer->outputs);
     host->run(host, kernels->spmm[layer->half], job.blocks * job.row_parts, &job);
-    return atomic_load(&job.failed) ? NO_MEMORY : NULL;
+    return atomic_load(&job.failed) ? ELSA_NO_MEMORY : NULL;
 }
 
 /* For n:m each vector of values meets m vectors of candidates, out of which the codes choose. */
@@ -62,7 +60,7 @@ static const char *few_rows(elsa_layer *layer, const elsa_host *host, const floa
     int64_t width = elsa_columns(layer), wide = width * layer->n;
     char *taken = host->take(host, (size_t)(rows * wide + ELSA_LINE) * sizeof(float));
     if (!taken)
-        return NO_MEMORY;
+        return ELSA_NO_MEMORY;
     float *aligned = (float *)(void *)(taken + (-(uintptr_t)taken & 63));
     for (int64_t j = 0; j < rows; j++)
         spread(layer, kernels->lanes, x + j * width, aligned + j * wide);
@@ -82,7 +80,7 @@ const char *elsa_matmul(elsa_layer *layer, const elsa_host *host, const float *x
     bool kept;
     elsa_plan *plan = elsa_planned(layer, &g, &kept);
     if (!plan)
-        return NO_MEMORY;
+        return ELSA_NO_MEMORY;
     const char *problem = elsa_multiply(layer, plan, host, x, sum, y);
     if (!kept)
         elsa_unplan(plan);
