@@ -13,8 +13,10 @@ from typing import Any
 import onnxruntime
 
 from elsa_converters.onnx._export import export
+from elsa_converters.onnx._fast import check_threads
 from elsa_converters.onnx._measure import example_inputs, shortest_times
 from elsa_converters.onnx_sparse import find_library
+from elsa_format import InvalidOption
 from elsa_format import open as open_elsa
 from elsa_format.plugins import LevelNumber, open_network
 
@@ -71,6 +73,9 @@ def measure_levels(
     >>> [row.level for row in measure_levels("net.safetensors", "net.onnx", seconds=0.01)]
     [1, 2, 3, 'dense']
     """
+    check_threads(threads)
+    if not 0 <= seconds < float("inf"):
+        raise InvalidOption(f"seconds={seconds!r}: expected a time of 0 or more")
     with open_elsa(source) as file:
         rows: list[tuple[LevelNumber, str, float, float | None]] = [
             (number, level.name, file.sparsity(number), level.metrics.get(metric))

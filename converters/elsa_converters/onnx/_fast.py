@@ -26,6 +26,8 @@ from elsa_converters.onnx_sparse._weights import parts_of, to_csr, to_pattern
 from elsa_format import InvalidOption
 
 Arrays = dict[str, NDArray[Any]]
+MOST_THREADS = 256
+"""More would only wait for each other."""
 SPARSITY = 0.7
 """Zeros from which a layer counts as sparse, unless it is said or measured."""
 _PASSED_ON = ("Cast", "Transpose", "Identity")
@@ -35,6 +37,14 @@ def check_fast(fast: bool | float) -> None:
     """Refuse what is neither true or false nor a sparsity."""
     if not isinstance(fast, int | float) or not 0 <= fast <= 1:
         raise InvalidOption(f"fast={fast!r}: expected True, False, or a sparsity from 0 to 1")
+
+
+def check_threads(threads: int | None) -> None:
+    """Refuse what is no number of threads to measure with."""
+    if threads is not None and (
+        isinstance(threads, bool) or threads not in range(1, MOST_THREADS + 1)
+    ):
+        raise InvalidOption(f"threads={threads!r}: expected None, or 1 to {MOST_THREADS}")
 
 
 def prepare(proto: ModelProto, arrays: Arrays, where: str) -> list[Layer]:
