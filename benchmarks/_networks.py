@@ -74,11 +74,10 @@ class Network:
         for name, array in self.arrays.items():
             if name.startswith("w"):
                 groups = array.T.reshape(-1, m)
-                order = np.argsort(-np.abs(groups), axis=1)
-                kept = np.zeros(groups.shape, bool)
-                np.put_along_axis(kept, order[:, :n], True, axis=1)
-                pruned = np.where(kept, groups, np.float32(0)).reshape(array.T.shape)
-                self.arrays[name] = np.ascontiguousarray(pruned.T)
+                sizes = np.abs(groups)
+                least = np.partition(sizes, m - n, axis=1)[:, m - n, None]
+                pruned = np.where(sizes >= least, groups, np.float32(0))
+                self.arrays[name] = np.ascontiguousarray(pruned.reshape(array.T.shape).T)
 
     def graph(self) -> ModelProto:
         """The model without its weights, which are in `arrays`."""
