@@ -1,5 +1,6 @@
 """The benchmarks run, and judge what they measure."""
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -44,3 +45,23 @@ def test_a_target_is_reached_or_missed(tmp_path: Path) -> None:
 
 def test_a_subject_faster_than_its_own_part_proves_nothing(tmp_path: Path) -> None:
     assert judge(tmp_path, 10_000, 100_000, contains_peer=True) is None
+
+
+def test_tables_of_fast_levels_have_their_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
+    pytest.importorskip("onnxruntime")
+    fast = importlib.import_module("fast")
+    page = tmp_path / "fast.md"
+    page.write_text((REPOSITORY / "docs" / "fast.md").read_text("utf-8"), "utf-8")
+    marks = page.read_text("utf-8").count("<!-- end -->")
+    assert marks == len(fast.TABLES)
+    for name in fast.TABLES:
+        fast.put(page, name, f"table of {name}")
+    after = page.read_text("utf-8")
+    assert after.count("<!-- end -->") == marks
+    for name in fast.TABLES:
+        assert f"fast.py: {name} -->\ntable of {name}\n<!-- end -->\n" in after
+    with pytest.raises(SystemExit, match="no place for other"):
+        fast.put(page, "other", "")
