@@ -72,8 +72,8 @@ test-torch: $(VENV)/ready  ## what needs PyTorch, which make test does without
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests/docs -k 'torch or transformers or huggingface'
 
 # Of ONNX Runtime: the oldest that has all the operators need, one in between, and the newest.
-RUNTIMES := onnxruntime==1.18.1:numpy<2 onnxruntime==1.23.2:numpy onnxruntime:numpy
-test-runtimes:  ## the sparse operators in other versions of ONNX Runtime, each in a new environment
+RUNTIMES := onnxruntime==1.18.1:numpy<2 onnxruntime==1.23.2:numpy onnxruntime:openvino
+test-runtimes:  ## the sparse operators in other versions of ONNX Runtime and OpenVINO, in new environments
 	mkdir -p .cache
 	cc $(SPARSE_C) -O3 -shared -fPIC -fvisibility=hidden $(SPARSE)/*.c -o .cache/libelsa_sparse.so
 	for runtime in '$(word 1,$(RUNTIMES))' '$(word 2,$(RUNTIMES))' '$(word 3,$(RUNTIMES))'; do \
@@ -84,7 +84,7 @@ test-runtimes:  ## the sparse operators in other versions of ONNX Runtime, each 
 	  CI=1 ELSA_TEST_SPARSE=$(CURDIR)/.cache/libelsa_sparse.so PYTHONPATH=.:converters \
 	    .cache/runtime/bin/python -m pytest -q -p no:cacheprovider tests/sparse/test_operators.py \
 	    tests/sparse/test_hostile_operators.py tests/sparse/test_concurrency.py \
-	    tests/sparse/test_fast_layers.py || exit 1; \
+	    tests/sparse/test_fast_layers.py tests/sparse/test_openvino.py || exit 1; \
 	done
 
 test-neon:  ## the sparse operators' loops for 64-bit ARM, emulated: gcc-aarch64-linux-gnu, qemu-user

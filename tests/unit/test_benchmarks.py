@@ -1,5 +1,6 @@
 """The benchmarks run, and judge what they measure."""
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -92,3 +93,23 @@ def test_pictures_show_what_a_page_holds(tmp_path: Path) -> None:
     assert bars("benchmarks") == [("c1", pytest.approx(0.6)), ("missed", pytest.approx(MOST))]
     assert bars("fast") == [("c3", pytest.approx(0.5)), ("c2", pytest.approx(1))]
     assert bars("bytes") == [("c1", pytest.approx(0.05)), ("c0", pytest.approx(0.7))]
+
+
+def test_tables_of_fast_levels_have_their_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
+    pytest.importorskip("onnxruntime")
+    fast = importlib.import_module("fast")
+    page = tmp_path / "fast.md"
+    page.write_text((REPOSITORY / "docs" / "fast.md").read_text("utf-8"), "utf-8")
+    marks = page.read_text("utf-8").count("<!-- end -->")
+    assert marks == len(fast.TABLES)
+    for name in fast.TABLES:
+        fast.put(page, name, f"table of {name}")
+    after = page.read_text("utf-8")
+    assert after.count("<!-- end -->") == marks
+    for name in fast.TABLES:
+        assert f"fast.py: {name} -->\ntable of {name}\n<!-- end -->\n" in after
+    with pytest.raises(SystemExit, match="no place for other"):
+        fast.put(page, "other", "")

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from elsa_converters._errors import MissingOperators
-from elsa_converters.onnx._fast import prepare, use_sparse
+from elsa_converters.onnx._fast import check_fast, check_threads, prepare, use_sparse
 from elsa_converters.onnx._level import Template, open_level
 from elsa_converters.onnx._measure import (
     example_inputs,
@@ -34,6 +34,8 @@ def level_within(
     >>> level_within("net.safetensors", "net.onnx", 10.0) is None
     True
     """
+    check_fast(fast)
+    check_threads(threads)
     if fast is True and find_library() is None:
         raise MissingOperators("nothing to measure", "{fast} takes layers unmeasured", fast=0.7)
     with open_elsa(source) as file:
