@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +14,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from elsa_train import _method
 from elsa_train._errors import BadRecipe, NonFiniteLoss
+from elsa_train._joint import DENSE, Joint, masked
 from elsa_train._multilevel import Network
 from elsa_train._recipe import Recipe
 from elsa_train._sparsify import apply_mask, keep_all
+from elsa_train._statistics import total_statistics
+from elsa_train._tree import flatten, unflatten
 from elsa_train.data.augment import augmentation, normalize
 from elsa_train.data.prefetch import Prefetch
 from elsa_train.data.protocol import Data, Split, take_batch
@@ -24,6 +27,9 @@ from elsa_train.models import build
 
 PyTree = Any
 CHECK_EVERY, QUEUED = 20, 2
+STATISTICS, MOST_BATCHES = 5000, 50
+REVIVED = 2**32 - 1
+"""Folded into a phase's key where no step is: the weights drawn anew."""
 
 
 class Carry(NamedTuple):
@@ -40,6 +46,12 @@ class Phase(NamedTuple):
     step: int
     carry: Carry
     kept: PyTree
+    """The mask of a sparsify phase; in joint training the counters."""
+
+    @property
+    def network(self) -> Network:
+        """Return the network as it is."""
+        return Network(self.carry.params, self.carry.state)
 
 
 class MaskRule(Protocol):
@@ -68,7 +80,23 @@ class Plan:
     steps: int
     peak: float
     warmup: int
-    rule: MaskRule | None = None
+    rule: MaskRule | Joint | None = None
+
+    @property
+    def revives_at(self) -> int | None:
+        """Return the step before which weights that stayed at zero are drawn anew.
+
+        The first at which the mask changes: all that has a gradient has moved by then, whether or
+        not a densify phase came before.
+        """
+        if self.rule is None or isinstance(self.rule, Joint):
+            return None
+        return next((step for step in range(self.steps) if self.rule.updates_at(step)), None)
+
+    def level_name(self, t: int) -> str:
+        """Return what a level of joint training is called."""
+        assert isinstance(self.rule, Joint)
+        return self.rule.levels[t - 1].name if t != DENSE else "dense"
 
     def rate(self, step: int) -> float:
         """Return the learning rate: linear warmup, then half a cosine."""
@@ -89,8 +117,11 @@ class Report(NamedTuple):
     sparsity: float
     advanced: int
     images: int
+    losses: dict[str, float]
+    """In joint training, by level."""
 
 
+Part = Literal["train", "validation", "test"]
 Watch = Callable[[Report], None]
 OnStep = Callable[[Plan, Phase], None]
 
@@ -133,10 +164,23 @@ class Trainer:
         if self.size("train") < recipe.batch_size:
             raise BadRecipe(f"batch_size: {recipe.batch_size} exceeds {self.size('train')} images")
 
-    def size(self, split: Split) -> int:
+    def size(self, part: Part) -> int:
         """Return how many images are used."""
-        limit = self.recipe.train_images if split == "train" else self.recipe.test_images
-        return min(limit or self.data.size(split), self.data.size(split))
+        return len(self._indices[part])
+
+    @cached_property
+    def _indices(self) -> dict[Part, np.ndarray]:
+        """Return which images each part has; the held-out ones are the same for every seed."""
+        recipe, data = self.recipe, self.data
+        test = min(recipe.test_images or data.size("test"), data.size("test"))
+        total = min(recipe.train_images or data.size("train"), data.size("train"))
+        order = np.random.default_rng(0).permutation(total)
+        held = round(recipe.validation * total)
+        return {
+            "train": np.sort(order[held:]),
+            "validation": np.sort(order[:held]),
+            "test": np.arange(test),
+        }
 
     @property
     def steps_per_epoch(self) -> int:
@@ -155,16 +199,20 @@ class Trainer:
                 f"model {self.recipe.model!r} can't take images of {self.data.shape()}: {first}"
             ) from None
 
-    def init(self) -> Network:
-        """Draw the initial weights."""
+    @cached_property
+    def draw(self) -> Callable[[jax.Array], Network]:
+        """Compile what draws initial weights."""
 
-        def initialize(key: jax.Array) -> Network:
+        def draw(key: jax.Array) -> Network:
             images = jnp.zeros((1, *self.data.shape()))
             variables = self.model.init(key, images, train=False)
             return Network(variables["params"], variables.get("batch_stats", {}))
 
-        network: Network = jax.jit(initialize, out_shardings=self.shared)(jax.random.key(self.seed))
-        return network
+        return jax.jit(draw, out_shardings=self.shared)
+
+    def init(self) -> Network:
+        """Draw the initial weights."""
+        return self.draw(jax.random.key(self.seed))
 
     def loss(
         self, params: PyTree, state: PyTree, images: jax.Array, labels: jax.Array, key: jax.Array
@@ -205,6 +253,26 @@ class Trainer:
         return jax.jit(step, donate_argnums=0, out_shardings=self.shared)
 
     @cached_property
+    def joint_step(self) -> Callable[..., tuple[Carry, tuple[jax.Array, jax.Array]]]:
+        """Compile one step of joint training: the loss of level t moves all weights."""
+
+        def step(
+            carry: Carry, t: jax.Array, n: PyTree, batch: Any, key: jax.Array, rate: jax.Array
+        ) -> tuple[Carry, tuple[jax.Array, jax.Array]]:
+            def loss(params: PyTree, *rest: Any) -> Any:
+                return self.loss(masked(params, n, t), *rest)
+
+            (value, (state, right)), grads = jax.value_and_grad(loss, has_aux=True)(
+                carry.params, carry.state, *batch, key
+            )
+            updates, optimizer = self.optimizer.update(grads, carry.optimizer, carry.params)
+            updates = jax.tree.map(lambda u: rate * u, updates)
+            params = optax.apply_updates(carry.params, updates)
+            return Carry(params, state, optimizer), (value, right)
+
+        return jax.jit(step, donate_argnums=0, out_shardings=self.shared)
+
+    @cached_property
     def gradients(self) -> Callable[..., PyTree]:
         """Compile the gradient alone, for scores that look at it."""
 
@@ -226,13 +294,14 @@ class Trainer:
 
         return jax.jit(evaluate, out_shardings=self.shared)
 
-    def evaluate(self, network: Network) -> dict[str, float]:
-        """Measure accuracy and loss on the test images."""
-        total, size = self.size("test"), self.recipe.batch_size
+    def evaluate(self, network: Network, part: Part = "test") -> dict[str, float]:
+        """Measure accuracy and loss on the test images, or those held out of training."""
+        total, size = self.size(part), self.recipe.batch_size
+        split: Split = "test" if part == "test" else "train"
         sums = []
         for first in range(0, total, size):
-            indices = np.arange(first, min(first + size, total))
-            sums.append(self._evaluate(network, *self._batch("test", indices, 0, size)))
+            indices = self._indices[part][first : first + size]
+            sums.append(self._evaluate(network, *self._batch(split, indices, 0, size)))
         right = sum(int(r) for r, _ in sums)
         return {"accuracy": right / total, "loss": sum(float(s) for _, s in sums) / total}
 
@@ -258,9 +327,42 @@ class Trainer:
             epoch, place = divmod(step, per_epoch)
             if epoch != known:
                 rng = np.random.default_rng([self.seed, plan.number, epoch])
-                order, known = rng.permutation(self.size("train")), epoch
+                order, known = rng.permutation(self._indices["train"]), epoch
                 seed = int(rng.integers(2**31))
             yield self._batch("train", order[place * size : (place + 1) * size], seed, size)
+
+    def statistics(self, params: PyTree) -> PyTree:
+        """Return the batch-norm statistics of these weights, over training images as trained on."""
+        if not jax.tree.leaves(self.like.state):
+            return self.like.state
+        key = jax.random.fold_in(jax.random.key(self.seed), STATISTICS)
+        plan = Plan(STATISTICS, "statistics", min(self.steps_per_epoch, MOST_BATCHES), 0.0, 0)
+        seen = [
+            jax.tree.map(np.asarray, self._seen(params, images, jax.random.fold_in(key, step)))
+            for step, (images, _) in enumerate(self._batches(plan, 0))
+        ]
+        found = total_statistics([flatten(state) for state in seen])
+        return self.replicate(unflatten(self.like.state, found))
+
+    @cached_property
+    def _seen(self) -> Callable[..., PyTree]:
+        # Momentum 0: a forward pass in training mode leaves exactly the batch's own statistics.
+        model = self.model.clone(momentum=0.0)
+
+        def seen(params: PyTree, images: jax.Array, key: jax.Array) -> PyTree:
+            augment, dropout = jax.random.split(key)
+            images = normalize(images, self.data.mean, self.data.std)
+            images = augmentation(self.recipe.augment)(augment, images)
+            state = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), self.like.state)
+            return model.apply(
+                {"params": params, "batch_stats": state},
+                images,
+                train=True,
+                mutable=["batch_stats"],
+                rngs={"dropout": dropout},
+            )[1]["batch_stats"]
+
+        return jax.jit(seen, out_shardings=self.shared)
 
     def start(self, network: Network) -> Phase:
         """Begin a phase with a fresh optimizer."""
@@ -269,70 +371,104 @@ class Trainer:
         optimizer = jax.jit(self.optimizer.init, out_shardings=self.shared)(params)
         return Phase(0, Carry(params, state, optimizer), self.replicate(keep_all(params)))
 
+    def start_jointly(self, plan: Plan, network: Network) -> Phase:
+        """Begin joint training: every level has every weight."""
+        assert isinstance(plan.rule, Joint)
+        return self.start(network)._replace(kept=self.replicate(plan.rule.start(network.params)))
+
     def replicate(self, tree: PyTree) -> PyTree:
         """Put a tree on every device."""
         return jax.jit(lambda x: x, out_shardings=self.shared)(tree)
 
-    def run(self, plan: Plan, phase: Phase, n: PyTree, watch: Watch, on_step: OnStep) -> Network:
+    def run(self, plan: Plan, phase: Phase, n: PyTree, watch: Watch, on_step: OnStep) -> Phase:
         """Train through a phase; frozen weights keep their bits, masked ones are zero."""
         key = jax.random.fold_in(jax.random.key(self.seed), plan.number)
         batches = Prefetch(self._batches(plan, phase.step))
         carry, kept = phase.carry, phase.kept
-        pending: list[tuple[jax.Array, jax.Array]] = []
+        rule, revives_at = plan.rule, plan.revives_at
+        window = _Window(plan, self.recipe.batch_size, watch)
         sparsity = _sparsity(kept)
         try:
             for step, batch in enumerate(batches, phase.step):
                 here = jax.random.fold_in(key, step)
-                if plan.rule and plan.rule.updates_at(step):
-                    grads = None
-                    if plan.rule.needs_gradients:
-                        grads = self.gradients(carry.params, carry.state, batch, here)
-                    kept = plan.rule.mask(carry.params, grads, n, step)
-                    carry = carry._replace(params=_apply_mask(carry.params, kept))
+                if step == revives_at:
+                    fresh = self.draw(jax.random.fold_in(key, REVIVED)).params
+                    carry = carry._replace(params=_revive(carry.params, fresh, n))
+                if rule and rule.updates_at(step):
+                    if isinstance(rule, Joint):
+                        kept = rule.rank(carry.params, step)
+                    else:
+                        grads = None
+                        if rule.needs_gradients:
+                            grads = self.gradients(carry.params, carry.state, batch, here)
+                        kept = rule.mask(carry.params, grads, n, step)
+                        carry = carry._replace(params=_apply_mask(carry.params, kept))
                     sparsity = _sparsity(kept)
                 rate = jnp.float32(plan.rate(step))
-                carry, (loss, right) = self.step(carry, n, kept, batch, here, rate)
-                pending.append((loss, right))
-                last = step + 1 == plan.steps
-                if len(pending) >= CHECK_EVERY + QUEUED or last:
-                    # The newest steps are not waited for: the device always has work queued.
-                    ready, pending = (
-                        (pending, []) if last else (pending[:-QUEUED], pending[-QUEUED:])
-                    )
-                    losses = [float(loss) for loss, _ in ready]
-                    if not np.all(np.isfinite(losses)):
-                        raise NonFiniteLoss(
-                            f"{plan.name}: the loss is {losses[-1]} at step {step + 1}"
-                        )
-                    advanced = len(ready)
-                    images = advanced * self.recipe.batch_size
-                    accuracy = sum(int(right) for _, right in ready) / images
-                    watch(
-                        Report(
-                            plan.name,
-                            step + 1,
-                            plan.steps,
-                            float(np.mean(losses)),
-                            accuracy,
-                            float(sparsity),
-                            advanced,
-                            images,
-                        )
-                    )
+                level = None
+                if isinstance(rule, Joint):
+                    level = rule.draw(step, (self.seed, plan.number))
+                    t = jnp.uint8(level)
+                    carry, measured = self.joint_step(carry, t, kept, batch, here, rate)
+                else:
+                    carry, measured = self.step(carry, n, kept, batch, here, rate)
+                window.add(step, level, *measured, sparsity)
                 on_step(plan, Phase(step + 1, carry, kept))
         finally:
             batches.close()
         if not _method.all_finite((carry.params, carry.state)):
             raise NonFiniteLoss(f"{plan.name}: weights or statistics are not finite at its end")
-        return Network(carry.params, carry.state)
+        return Phase(plan.steps, carry, kept)
+
+
+class _Window:
+    """Steps whose loss is not yet told: the newest are not waited for, to keep work queued."""
+
+    def __init__(self, plan: Plan, batch_size: int, watch: Watch) -> None:
+        self._plan, self._batch_size, self._watch = plan, batch_size, watch
+        self._pending: list[tuple[int | None, jax.Array, jax.Array]] = []
+
+    def add(
+        self, step: int, level: int | None, loss: jax.Array, right: jax.Array, sparsity: jax.Array
+    ) -> None:
+        """Take a step's measures, and report those that are ready."""
+        self._pending.append((level, loss, right))
+        last = step + 1 == self._plan.steps
+        if len(self._pending) < CHECK_EVERY + QUEUED and not last:
+            return
+        cut = len(self._pending) if last else -QUEUED
+        ready, self._pending = self._pending[:cut], self._pending[cut:]
+        losses = [float(loss) for _, loss, _ in ready]
+        if not np.all(np.isfinite(losses)):
+            raise NonFiniteLoss(f"{self._plan.name}: the loss is {losses[-1]} at step {step + 1}")
+        images = len(ready) * self._batch_size
+        by_level: dict[str, list[float]] = {}
+        for (level, _, _), found in zip(ready, losses, strict=True):
+            if level is not None:
+                by_level.setdefault(self._plan.level_name(level), []).append(found)
+        self._watch(
+            Report(
+                phase=self._plan.name,
+                step=step + 1,
+                steps=self._plan.steps,
+                loss=float(np.mean(losses)),
+                accuracy=sum(int(right) for _, _, right in ready) / images,
+                sparsity=float(sparsity),
+                advanced=len(ready),
+                images=images,
+                losses={name: float(np.mean(found)) for name, found in by_level.items()},
+            )
+        )
 
 
 _apply_mask = jax.jit(apply_mask)
+_revive = jax.jit(_method.revive)
 
 
 @jax.jit
 def _sparsity(kept: PyTree) -> jax.Array:
     leaves = jax.tree.leaves(kept)
     total = sum(leaf.size for leaf in leaves)
-    zeros = sum(jnp.sum(~leaf, dtype=jnp.uint32) for leaf in leaves)
+    # Of masks, and of counters: the sparsest level has what is 1.
+    zeros = sum(jnp.sum(leaf != 1, dtype=jnp.uint32) for leaf in leaves)
     return jnp.asarray(zeros / total)
