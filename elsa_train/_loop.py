@@ -17,7 +17,7 @@ from elsa_train._errors import BadRecipe, NonFiniteLoss
 from elsa_train._multilevel import Network
 from elsa_train._recipe import Recipe
 from elsa_train._sparsify import apply_mask, keep_all
-from elsa_train.data.augment import augmentation, normalize
+from elsa_train._task import task_of
 from elsa_train.data.prefetch import Prefetch
 from elsa_train.data.protocol import Data, Split, take_batch
 from elsa_train.models import build
@@ -88,7 +88,8 @@ class Report(NamedTuple):
     accuracy: float
     sparsity: float
     advanced: int
-    images: int
+    labels: int
+    unit: str
 
 
 Watch = Callable[[Report], None]
@@ -115,6 +116,7 @@ class Trainer:
     def __init__(self, recipe: Recipe, data: Data, seed: int) -> None:
         """Place the mesh; nothing is compiled before it is used."""
         self.recipe, self.data, self.seed = recipe, data, seed
+        self.task = task_of(recipe, data)
         self.model: nn.Module = build(
             recipe.model,
             num_classes=data.num_classes,
@@ -152,15 +154,15 @@ class Trainer:
         except Exception as error:
             first, *_ = str(error).splitlines() or [""]
             raise BadRecipe(
-                f"model {self.recipe.model!r} can't take images of {self.data.shape()}: {first}"
+                f"model {self.recipe.model!r} can't take {self.task.unit} of "
+                f"{self.data.shape()}: {first}"
             ) from None
 
     def init(self) -> Network:
         """Draw the initial weights."""
 
         def initialize(key: jax.Array) -> Network:
-            images = jnp.zeros((1, *self.data.shape()))
-            variables = self.model.init(key, images, train=False)
+            variables = self.model.init(key, self.task.example(), train=False)
             return Network(variables["params"], variables.get("batch_stats", {}))
 
         network: Network = jax.jit(initialize, out_shardings=self.shared)(jax.random.key(self.seed))
@@ -171,11 +173,9 @@ class Trainer:
     ) -> tuple[jax.Array, tuple[PyTree, jax.Array]]:
         """Return the smoothed cross-entropy, the new statistics and how many are right."""
         augment, dropout = jax.random.split(key)
-        images = normalize(images, self.data.mean, self.data.std)
-        images = augmentation(self.recipe.augment)(augment, images)
         logits, changed = self.model.apply(
             {"params": params, "batch_stats": state},
-            images,
+            self.task.training_inputs(augment, images),
             train=True,
             mutable=["batch_stats"],
             rngs={"dropout": dropout},
@@ -216,9 +216,8 @@ class Trainer:
     @cached_property
     def _evaluate(self) -> Callable[..., tuple[jax.Array, jax.Array]]:
         def evaluate(network: Network, images: jax.Array, labels: jax.Array) -> Any:
-            images = normalize(images, self.data.mean, self.data.std)
             variables = {"params": network.params, "batch_stats": network.state}
-            logits: Any = self.model.apply(variables, images, train=False)
+            logits: Any = self.model.apply(variables, self.task.inputs(images), train=False)
             used = labels >= 0
             loss = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.maximum(labels, 0))
             right = used & (jnp.argmax(logits, -1) == labels)
@@ -227,14 +226,15 @@ class Trainer:
         return jax.jit(evaluate, out_shardings=self.shared)
 
     def evaluate(self, network: Network) -> dict[str, float]:
-        """Measure accuracy and loss on the test images."""
+        """Measure the network on the test images, or text."""
         total, size = self.size("test"), self.recipe.batch_size
         sums = []
         for first in range(0, total, size):
             indices = np.arange(first, min(first + size, total))
             sums.append(self._evaluate(network, *self._batch("test", indices, 0, size)))
-        right = sum(int(r) for r, _ in sums)
-        return {"accuracy": right / total, "loss": sum(float(s) for _, s in sums) / total}
+        right, loss = sum(int(r) for r, _ in sums), sum(float(s) for _, s in sums)
+        labels = total * self.task.labels
+        return self.task.metrics(right / labels, loss / labels)
 
     def _batch(self, split: Split, indices: np.ndarray, seed: int, size: int) -> Any:
         """Load this process's share of a batch, padded with label -1, onto its devices."""
@@ -246,7 +246,8 @@ class Trainer:
         images, labels = images[: len(mine)], labels[: len(mine)]
         if missing := share - len(mine):
             images = np.concatenate([images, np.zeros((missing, *images.shape[1:]), images.dtype)])
-            labels = np.concatenate([labels, np.full(missing, -1, labels.dtype)])
+            padding = np.full((missing, *labels.shape[1:]), -1, labels.dtype)
+            labels = np.concatenate([labels, padding])
         place = partial(jax.make_array_from_process_local_data, self.split)
         return place(images), place(labels)
 
@@ -305,8 +306,8 @@ class Trainer:
                             f"{plan.name}: the loss is {losses[-1]} at step {step + 1}"
                         )
                     advanced = len(ready)
-                    images = advanced * self.recipe.batch_size
-                    accuracy = sum(int(right) for _, right in ready) / images
+                    labels = advanced * self.recipe.batch_size * self.task.labels
+                    accuracy = sum(int(right) for _, right in ready) / labels
                     watch(
                         Report(
                             plan.name,
@@ -316,7 +317,8 @@ class Trainer:
                             accuracy,
                             float(sparsity),
                             advanced,
-                            images,
+                            labels,
+                            self.task.unit,
                         )
                     )
                 on_step(plan, Phase(step + 1, carry, kept))

@@ -1,6 +1,7 @@
 """A recipe from data to ELSA file: the initial network, multi-level ELSA, and the references."""
 
 import dataclasses
+import math
 import shutil
 import time
 from collections.abc import Sequence
@@ -83,7 +84,7 @@ class Run:
     def __init__(self, recipe: Recipe, seed: int, output: Output, reporter: Reporter) -> None:
         """Load the data and refuse what can't be trained."""
         self.recipe, self.seed, self.output, self.reporter = recipe, seed, output, reporter
-        self.trainer = Trainer(recipe, load(recipe.dataset, recipe.data_dir), seed)
+        self.trainer = Trainer(recipe, load(recipe.dataset, recipe.source), seed)
         self.levels = parse_levels(recipe.levels)
         self.scope = Scope(recipe.scope, recipe.prune, recipe.exclude, recipe.axis)  # type: ignore[arg-type]
         self.bits = self.scope.check(
@@ -106,7 +107,8 @@ class Run:
             steps = min(p.steps for n, p in plans.items() if n % 2)
             updaters = [rule.updater for rule in rules if isinstance(rule, JaxprunerRule)]
             jaxpruner_rules(updaters, self.trainer.like.params, steps)
-        self.settings = settings_of(recipe, seed)
+        self.settings = settings_of(recipe, seed) | getattr(self.trainer.data, "identity", {})
+        self.measure = self.trainer.task.measure.metric
 
     def plan(self, number: int, name: str, epochs: float, level: Level | None = None) -> Plan:
         """Lay out a phase."""
@@ -152,7 +154,7 @@ class Run:
     def write(self, result: Result) -> None:
         """Write the file from the first process, and measure each level again from it."""
         if jax.process_index() == 0:
-            settings = {k: v for k, v in self.settings.items() if k != "data_dir"}
+            settings = {k: v for k, v in self.settings.items() if k not in ("data_dir", "text")}
             write_file(self.output.model, result, settings=settings, force=True)
         _wait("written")
         for t, frozen in enumerate(result.levels, 1):
@@ -172,14 +174,14 @@ class Run:
         network = self.trainer.run(
             plan, self.trainer.start(initial), n, self.reporter.watch, lambda *_: None
         )
-        return self.trainer.evaluate(network)["accuracy"]
+        return self.trainer.evaluate(network)[self.measure]
 
     def references(self, initial: Network, rows: Sequence[Row], equal_epochs: bool) -> list[Row]:
         """Fill the reference columns, resuming from those already measured."""
         cache = self.output.references
         known: dict[str, float] = read_json(cache) or {}
-        if not (isinstance(known, dict) and all(_is_accuracy(x) for x in known.values())):
-            raise cut(cache, "expected accuracies")
+        if not (isinstance(known, dict) and all(_is_measured(x) for x in known.values())):
+            raise cut(cache, f"expected {self.trainer.task.measure.axis}")
         plans = self.plans()
         filled = []
         for t, row in enumerate(rows[:-1], 1):
@@ -207,7 +209,7 @@ class Run:
                 network = self.trainer.run(
                     plan, self.trainer.start(start), n, self.reporter.watch, lambda *_: None
                 )
-                known["equal_epochs dense"] = self.trainer.evaluate(network)["accuracy"]
+                known["equal_epochs dense"] = self.trainer.evaluate(network)[self.measure]
                 write_json(cache, known)
             dense = dataclasses.replace(dense, equal_epochs=known["equal_epochs dense"])
         return [*filled, dense]
@@ -326,11 +328,11 @@ def run_seed(
         result, _, before = run.train()
         run.write(result)
         rows = [
-            Row(f.level.name, f.sparsity, f.nonzero, f.metrics["accuracy"]) for f in result.levels
+            Row(f.level.name, f.sparsity, f.nonzero, f.metrics[run.measure]) for f in result.levels
         ]
         total = sum(p.size for p in jax.tree.leaves(result.network.params))
         rows.append(
-            Row("dense", 0.0, total, result.metrics["accuracy"], reference=before["accuracy"])
+            Row("dense", 0.0, total, result.metrics[run.measure], reference=before[run.measure])
         )
         seconds = time.monotonic() - started
         _save_results(output, run, rows, seconds)
@@ -386,8 +388,8 @@ def _read_results(output: Output, run: Run) -> tuple[list[Row], float] | None:
     )
 
 
-def _is_accuracy(value: Any) -> bool:
-    return type(value) is float and 0 <= value <= 1
+def _is_measured(value: Any) -> bool:
+    return type(value) is float and 0 <= value < math.inf
 
 
 def _wait(what: str) -> None:
