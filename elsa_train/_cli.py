@@ -144,7 +144,7 @@ def _run_options() -> list[click.Parameter]:
             ["--plot"],
             type=click.Choice(["none", "png", "svg"]),
             default="png",
-            help="accuracy over sparsity",
+            help="accuracy (of text: loss) over sparsity",
         ),
         click.Option(["--coordinator"], help="host:port of process 0, for runs over several hosts"),
         click.Option(["--processes"], type=click.IntRange(1), default=1, help="how many in all"),
@@ -266,12 +266,13 @@ def _train(
                 reporter.close()
         if not first:
             return
-        text = _report.table(found)
+        text = _report.table(found, recipe.measure)
         with replacing(folder / "table.md") as temporary:
             temporary.write_text(text, "utf-8")
         if plot != "none":
             try:
-                _report.plot(found, folder / f"accuracy.{plot}", f"{stem}, {recipe.scope}")
+                path = folder / f"{recipe.measure.metric}.{plot}"
+                _report.plot(found, path, f"{stem}, {recipe.scope}", recipe.measure)
             except ModuleNotFoundError as error:
                 say(
                     f"no plot: {error.name} is not installed; pip install 'elsa-format[plot]'",

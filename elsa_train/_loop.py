@@ -1,9 +1,8 @@
 """The training loop of a phase: batches, masked steps, evaluation, data parallel over devices."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,115 +13,26 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from elsa_train import _method
 from elsa_train._errors import BadRecipe, NonFiniteLoss
-from elsa_train._joint import DENSE, Joint, masked
+from elsa_train._joint import Joint, masked
 from elsa_train._multilevel import Network
+from elsa_train._plan import Carry, Phase, Plan
 from elsa_train._recipe import Recipe
 from elsa_train._sparsify import apply_mask, keep_all
 from elsa_train._statistics import total_statistics
+from elsa_train._task import task_of
 from elsa_train._tree import flatten, unflatten
-from elsa_train.data.augment import augmentation, normalize
+from elsa_train._window import Watch, Window
 from elsa_train.data.prefetch import Prefetch
 from elsa_train.data.protocol import Data, Split, take_batch
 from elsa_train.models import build
 
 PyTree = Any
-CHECK_EVERY, QUEUED = 20, 2
 STATISTICS, MOST_BATCHES = 5000, 50
 REVIVED = 2**32 - 1
 """Folded into a phase's key where no step is: the weights drawn anew."""
 
 
-class Carry(NamedTuple):
-    """What a step changes."""
-
-    params: PyTree
-    state: PyTree
-    optimizer: PyTree
-
-
-class Phase(NamedTuple):
-    """A phase in progress: all that a resumed run needs of it."""
-
-    step: int
-    carry: Carry
-    kept: PyTree
-    """The mask of a sparsify phase; in joint training the counters."""
-
-    @property
-    def network(self) -> Network:
-        """Return the network as it is."""
-        return Network(self.carry.params, self.carry.state)
-
-
-class MaskRule(Protocol):
-    """What decides the mask of a sparsify phase."""
-
-    @property
-    def needs_gradients(self) -> bool:
-        """Tell whether `mask` looks at the gradients."""
-        ...
-
-    def updates_at(self, step: int) -> bool:
-        """Tell whether the mask changes before this step."""
-        ...
-
-    def mask(self, params: PyTree, grads: PyTree, n: PyTree, step: int) -> PyTree:
-        """Return what to keep from this step on."""
-        ...
-
-
-@dataclass(frozen=True)
-class Plan:
-    """One phase: its number in the run (which decides its random numbers), length and rate."""
-
-    number: int
-    name: str
-    steps: int
-    peak: float
-    warmup: int
-    rule: MaskRule | Joint | None = None
-
-    @property
-    def revives_at(self) -> int | None:
-        """Return the step before which weights that stayed at zero are drawn anew.
-
-        The first at which the mask changes: all that has a gradient has moved by then, whether or
-        not a densify phase came before.
-        """
-        if self.rule is None or isinstance(self.rule, Joint):
-            return None
-        return next((step for step in range(self.steps) if self.rule.updates_at(step)), None)
-
-    def level_name(self, t: int) -> str:
-        """Return what a level of joint training is called."""
-        assert isinstance(self.rule, Joint)
-        return self.rule.levels[t - 1].name if t != DENSE else "dense"
-
-    def rate(self, step: int) -> float:
-        """Return the learning rate: linear warmup, then half a cosine."""
-        if step < self.warmup:
-            return self.peak * (step + 1) / self.warmup
-        done = (step - self.warmup) / max(1, self.steps - self.warmup)
-        return self.peak * 0.5 * (1 + float(np.cos(np.pi * done)))
-
-
-class Report(NamedTuple):
-    """What a phase tells while it runs."""
-
-    phase: str
-    step: int
-    steps: int
-    loss: float
-    accuracy: float
-    sparsity: float
-    advanced: int
-    images: int
-    losses: dict[str, float]
-    """In joint training, by level."""
-
-
 Part = Literal["train", "validation", "test"]
-Watch = Callable[[Report], None]
 OnStep = Callable[[Plan, Phase], None]
 
 
@@ -146,6 +56,7 @@ class Trainer:
     def __init__(self, recipe: Recipe, data: Data, seed: int) -> None:
         """Place the mesh; nothing is compiled before it is used."""
         self.recipe, self.data, self.seed = recipe, data, seed
+        self.task = task_of(recipe, data)
         self.model: nn.Module = build(
             recipe.model,
             num_classes=data.num_classes,
@@ -174,13 +85,13 @@ class Trainer:
         recipe, data = self.recipe, self.data
         test = min(recipe.test_images or data.size("test"), data.size("test"))
         total = min(recipe.train_images or data.size("train"), data.size("train"))
+        if "validation" in getattr(data, "splits", ()):  # its own: windows of a text have neighbours
+            held = np.arange(data.size("validation") if recipe.validation else 0)
+            return {"train": np.arange(total), "validation": held, "test": np.arange(test)}
         order = np.random.default_rng(0).permutation(total)
-        held = round(recipe.validation * total)
-        return {
-            "train": np.sort(order[held:]),
-            "validation": np.sort(order[:held]),
-            "test": np.arange(test),
-        }
+        size = round(recipe.validation * total)
+        held, train = np.sort(order[:size]), np.sort(order[size:])
+        return {"train": train, "validation": held, "test": np.arange(test)}
 
     @property
     def steps_per_epoch(self) -> int:
@@ -196,7 +107,8 @@ class Trainer:
         except Exception as error:
             first, *_ = str(error).splitlines() or [""]
             raise BadRecipe(
-                f"model {self.recipe.model!r} can't take images of {self.data.shape()}: {first}"
+                f"model {self.recipe.model!r} can't take {self.task.unit} of "
+                f"{self.data.shape()}: {first}"
             ) from None
 
     @cached_property
@@ -204,8 +116,7 @@ class Trainer:
         """Compile what draws initial weights."""
 
         def draw(key: jax.Array) -> Network:
-            images = jnp.zeros((1, *self.data.shape()))
-            variables = self.model.init(key, images, train=False)
+            variables = self.model.init(key, self.task.example(), train=False)
             return Network(variables["params"], variables.get("batch_stats", {}))
 
         return jax.jit(draw, out_shardings=self.shared)
@@ -219,11 +130,9 @@ class Trainer:
     ) -> tuple[jax.Array, tuple[PyTree, jax.Array]]:
         """Return the smoothed cross-entropy, the new statistics and how many are right."""
         augment, dropout = jax.random.split(key)
-        images = normalize(images, self.data.mean, self.data.std)
-        images = augmentation(self.recipe.augment)(augment, images)
         logits, changed = self.model.apply(
             {"params": params, "batch_stats": state},
-            images,
+            self.task.training_inputs(augment, images),
             train=True,
             mutable=["batch_stats"],
             rngs={"dropout": dropout},
@@ -284,9 +193,8 @@ class Trainer:
     @cached_property
     def _evaluate(self) -> Callable[..., tuple[jax.Array, jax.Array]]:
         def evaluate(network: Network, images: jax.Array, labels: jax.Array) -> Any:
-            images = normalize(images, self.data.mean, self.data.std)
             variables = {"params": network.params, "batch_stats": network.state}
-            logits: Any = self.model.apply(variables, images, train=False)
+            logits: Any = self.model.apply(variables, self.task.inputs(images), train=False)
             used = labels >= 0
             loss = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.maximum(labels, 0))
             right = used & (jnp.argmax(logits, -1) == labels)
@@ -295,15 +203,16 @@ class Trainer:
         return jax.jit(evaluate, out_shardings=self.shared)
 
     def evaluate(self, network: Network, part: Part = "test") -> dict[str, float]:
-        """Measure accuracy and loss on the test images, or those held out of training."""
+        """Measure the network on the test images, or text, or on what is held out of training."""
         total, size = self.size(part), self.recipe.batch_size
         split: Split = "test" if part == "test" else "train"
         sums = []
         for first in range(0, total, size):
             indices = self._indices[part][first : first + size]
             sums.append(self._evaluate(network, *self._batch(split, indices, 0, size)))
-        right = sum(int(r) for r, _ in sums)
-        return {"accuracy": right / total, "loss": sum(float(s) for _, s in sums) / total}
+        right, loss = sum(int(r) for r, _ in sums), sum(float(s) for _, s in sums)
+        labels = total * self.task.labels
+        return self.task.metrics(right / labels, loss / labels)
 
     def _batch(self, split: Split, indices: np.ndarray, seed: int, size: int) -> Any:
         """Load this process's share of a batch, padded with label -1, onto its devices."""
@@ -315,7 +224,8 @@ class Trainer:
         images, labels = images[: len(mine)], labels[: len(mine)]
         if missing := share - len(mine):
             images = np.concatenate([images, np.zeros((missing, *images.shape[1:]), images.dtype)])
-            labels = np.concatenate([labels, np.full(missing, -1, labels.dtype)])
+            padding = np.full((missing, *labels.shape[1:]), -1, labels.dtype)
+            labels = np.concatenate([labels, padding])
         place = partial(jax.make_array_from_process_local_data, self.split)
         return place(images), place(labels)
 
@@ -351,12 +261,11 @@ class Trainer:
 
         def seen(params: PyTree, images: jax.Array, key: jax.Array) -> PyTree:
             augment, dropout = jax.random.split(key)
-            images = normalize(images, self.data.mean, self.data.std)
-            images = augmentation(self.recipe.augment)(augment, images)
+            inputs = self.task.training_inputs(augment, images)
             state = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), self.like.state)
             return model.apply(
                 {"params": params, "batch_stats": state},
-                images,
+                inputs,
                 train=True,
                 mutable=["batch_stats"],
                 rngs={"dropout": dropout},
@@ -386,7 +295,7 @@ class Trainer:
         batches = Prefetch(self._batches(plan, phase.step))
         carry, kept = phase.carry, phase.kept
         rule, revives_at = plan.rule, plan.revives_at
-        window = _Window(plan, self.recipe.batch_size, watch)
+        window = Window(plan, self.recipe.batch_size * self.task.labels, self.task.unit, watch)
         sparsity = _sparsity(kept)
         try:
             for step, batch in enumerate(batches, phase.step):
@@ -419,46 +328,6 @@ class Trainer:
         if not _method.all_finite((carry.params, carry.state)):
             raise NonFiniteLoss(f"{plan.name}: weights or statistics are not finite at its end")
         return Phase(plan.steps, carry, kept)
-
-
-class _Window:
-    """Steps whose loss is not yet told: the newest are not waited for, to keep work queued."""
-
-    def __init__(self, plan: Plan, batch_size: int, watch: Watch) -> None:
-        self._plan, self._batch_size, self._watch = plan, batch_size, watch
-        self._pending: list[tuple[int | None, jax.Array, jax.Array]] = []
-
-    def add(
-        self, step: int, level: int | None, loss: jax.Array, right: jax.Array, sparsity: jax.Array
-    ) -> None:
-        """Take a step's measures, and report those that are ready."""
-        self._pending.append((level, loss, right))
-        last = step + 1 == self._plan.steps
-        if len(self._pending) < CHECK_EVERY + QUEUED and not last:
-            return
-        cut = len(self._pending) if last else -QUEUED
-        ready, self._pending = self._pending[:cut], self._pending[cut:]
-        losses = [float(loss) for _, loss, _ in ready]
-        if not np.all(np.isfinite(losses)):
-            raise NonFiniteLoss(f"{self._plan.name}: the loss is {losses[-1]} at step {step + 1}")
-        images = len(ready) * self._batch_size
-        by_level: dict[str, list[float]] = {}
-        for (level, _, _), found in zip(ready, losses, strict=True):
-            if level is not None:
-                by_level.setdefault(self._plan.level_name(level), []).append(found)
-        self._watch(
-            Report(
-                phase=self._plan.name,
-                step=step + 1,
-                steps=self._plan.steps,
-                loss=float(np.mean(losses)),
-                accuracy=sum(int(right) for _, _, right in ready) / images,
-                sparsity=float(sparsity),
-                advanced=len(ready),
-                images=images,
-                losses={name: float(np.mean(found)) for name, found in by_level.items()},
-            )
-        )
 
 
 _apply_mask = jax.jit(apply_mask)

@@ -17,12 +17,13 @@ from typing import Any
 
 from elsa_train._errors import BadRecipe, InvalidRecipe, TrainError
 from elsa_train._levels import check_levels, parse_levels
+from elsa_train._measure import ACCURACY, LOSS, Measure
 from elsa_train.data import NAMES
 
 SCOPES = ("global", "uniform", "nm")
 CHOICES: dict[str, tuple[str, ...]] = {
     "augment": ("crop-flip", "flip", "none", "shift"),
-    "model": ("digits", "resnet50", "speedyresnet", "wideresnet"),
+    "model": ("digits", "gpt", "resnet50", "speedyresnet", "wideresnet"),
     "scope": SCOPES,
     "score": ("magnitude", "gradient", "saliency"),
     "method": ("sequential", "joint"),
@@ -31,6 +32,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "dtype": ("float32", "bfloat16"),
     "store_dtype": ("float32", "bfloat16", "float16"),
 }
+TEXT_MODELS = ("gpt",)
 LIMITS: dict[str, Callable[[Any, Any], bool]] = {
     "at_least": operator.ge,
     "above": operator.gt,
@@ -61,8 +63,9 @@ class Recipe:
     summary: str = _is("", "one line about the recipe")
     dataset: str = _is("digits", f"{', '.join(NAMES)}, or module:name of your own")
     data_dir: str = _is("", "where the data is")
+    text: str = _is("", "file to learn, for dataset text; without one, Python's own documentation")
     augment: str = _is("none", "what changes training images: crop-flip, flip, shift or none")
-    model: str = _is("digits", "digits, speedyresnet, wideresnet or resnet50")
+    model: str = _is("digits", "digits, speedyresnet, wideresnet, resnet50 or gpt")
     width: int = _is(0, "width of the model; 0 is the paper's", at_least=0, at_most=1 << 16)
     dropout: float = _is(0.0, "dropout rate", at_least=0, below=1)
     dtype: str = _is("float32", "type the network computes in")
@@ -153,12 +156,26 @@ class Recipe:
                 f"dataset: found {self.dataset!r}, expected one of {', '.join(NAMES)}, or "
                 "module:name of your own"
             )
+        if (self.dataset == "text") != (self.model in TEXT_MODELS):
+            raise BadRecipe(f"model {self.model!r} does not go with dataset {self.dataset!r}")
+        if self.text and self.dataset != "text":
+            raise BadRecipe(f"text: found {self.text!r}, which dataset {self.dataset!r} can't use")
         check_levels(
             parse_levels(self.levels),
             bits=self.bits or None,
             dtype=self.store_dtype,
             pattern_scope=self.scope == "nm",
         )
+
+    @property
+    def source(self) -> str:
+        """Return where the data is: a directory, or a file of text."""
+        return self.text if self.dataset == "text" else self.data_dir
+
+    @property
+    def measure(self) -> Measure:
+        """Return by which number a network is judged."""
+        return LOSS if self.dataset == "text" else ACCURACY
 
     def _typed(self, name: str, field: "dataclasses.Field[Any]") -> Any:
         """Return a value of its field's type; whole numbers may stand for others."""

@@ -9,8 +9,8 @@ from elsa_train._files import cut, read_json, write_json
 from elsa_train._folder import load_initial
 from elsa_train._joint import DENSE, masked
 from elsa_train._levels import Level
-from elsa_train._loop import Phase, Plan
 from elsa_train._multilevel import Network
+from elsa_train._plan import Phase, Plan
 from elsa_train._report import Row
 from elsa_train._run import Run
 
@@ -32,7 +32,7 @@ def fill(run: Run, rows: Sequence[Row], columns: Sequence[str]) -> list[Row]:
     cache = run.output.references
     known: dict[str, float] = read_json(cache) or {}
     if not (isinstance(known, dict) and all(_is_measured(x) for x in known.values())):
-        raise cut(cache, "expected accuracies")
+        raise cut(cache, f"expected {run.measure.axis}")
     filled = []
     for t, row in enumerate(rows):
         for column, train in _wanted(run, columns, t if t < len(run.levels) else None):
@@ -84,7 +84,7 @@ def _train(run: Run, plan: Plan, fresh: bool = False) -> float:
     n = trainer.replicate(_method.counters(start.params))
     run.reporter.expect(plan.steps)
     reached = trainer.run(plan, trainer.start(start), n, run.reporter.watch, _ignore)
-    return trainer.evaluate(reached.network)["accuracy"]
+    return run.measured(reached.network)
 
 
 def _alone(run: Run, number: int, levels: tuple[Level, ...]) -> float:
@@ -96,7 +96,7 @@ def _alone(run: Run, number: int, levels: tuple[Level, ...]) -> float:
     start = trainer.start_jointly(plan, trainer.init())
     reached = trainer.run(plan, start, None, run.reporter.watch, _ignore)
     params = masked(reached.network.params, reached.kept, 1 if levels else DENSE)
-    return trainer.evaluate(Network(params, trainer.statistics(params)))["accuracy"]
+    return run.measured(Network(params, trainer.statistics(params)))
 
 
 def _ignore(plan: Plan, phase: Phase) -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from elsa_train._files import drop_cut_line, replacing
-from elsa_train._loop import Report
+from elsa_train._measure import ACCURACY, Measure
 from elsa_train._multilevel import FrozenLevel
+from elsa_train._window import Report
 
 COLUMNS = (
     ("elsa", "tab:blue", "ELSA"),
@@ -23,7 +24,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the result table; accuracies from 0 to 1, None where not measured."""
+    """One line of the result table: accuracies from 0 to 1, or losses; None where not measured."""
 
     level: str
     sparsity: float
@@ -51,7 +52,7 @@ class Reporter:
         self._every = 1.0 if self._terminal else 10.0
         self._lines: IO[str] | None = None
         self._started = self._shown = time.monotonic()
-        self._total = self._done = self._skipped = self._images = 0
+        self._total = self._done = self._skipped = self._labels = 0
 
     def note(self, text: str) -> None:
         """Tell what the user should know before it starts."""
@@ -70,20 +71,20 @@ class Reporter:
     def watch(self, report: Report) -> None:
         """Take a phase's report."""
         now = time.monotonic()
-        self._images += report.images
+        self._labels += report.labels
         self._done += report.advanced
         elapsed = now - self._started
-        rate = self._images / max(elapsed, 1e-9)
+        rate = self._labels / max(elapsed, 1e-9)
         steps = self._done - self._skipped
         left = elapsed / max(steps, 1) * max(self._total - self._done, 0)
-        self._write({**report._asdict(), "images_per_second": round(rate, 1)})
+        self._write({**report._asdict(), f"{report.unit}_per_second": round(rate, 1)})
         if now - self._shown < self._every and report.step < report.steps:
             return
         self._shown = now
         line = (
             f"{report.phase}: step {report.step}/{report.steps}  loss {report.loss:.4f}  "
             f"accuracy {report.accuracy:.2%}  sparsity {report.sparsity:.2%}  "
-            f"{rate:.0f} images/s  {clock(left)} left"
+            f"{rate:.0f} {report.unit}/s  {clock(left)} left"
         )
         if self._terminal:
             print(f"\r\x1b[K{line}", end="", file=self._stream, flush=True)
@@ -136,7 +137,7 @@ def mean_std(values: Sequence[float | None]) -> tuple[float, float] | None:
     return statistics.fmean(found), statistics.pstdev(found)
 
 
-def table(seeds: Sequence[Sequence[Row]]) -> str:
+def table(seeds: Sequence[Sequence[Row]], measure: Measure = ACCURACY) -> str:
     """Write the paper's table: a row per level, mean ± std over the seeds."""
     heads = {column: label for column, _, label in COLUMNS}
     columns = [c for c in heads if any(getattr(row, c) is not None for row in seeds[0])]
@@ -151,16 +152,18 @@ def table(seeds: Sequence[Sequence[Row]]) -> str:
         cells = []
         for column in columns:
             found = mean_std([getattr(row, column) for row in rows])
-            cell = "" if found is None else f"{100 * found[0]:.2f}"
+            cell = "" if found is None else measure.show(found[0])
             if found is not None and len(seeds) > 1:
-                cell += f" ± {100 * found[1]:.2f}"
+                cell += f" ± {measure.show(found[1])}"
             cells.append(cell)
         lines.append(f"| {rows[0].level} | {sparsity} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
-def plot(seeds: Sequence[Sequence[Row]], path: Path, title: str = "") -> None:
-    """Draw accuracy over sparsity (Figure 3): logarithmic in non-zero weights, std as a band."""
+def plot(
+    seeds: Sequence[Sequence[Row]], path: Path, title: str = "", measure: Measure = ACCURACY
+) -> None:
+    """Draw accuracy, or loss, over sparsity (Figure 3), logarithmic in non-zero weights."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -174,9 +177,9 @@ def plot(seeds: Sequence[Sequence[Row]], path: Path, title: str = "") -> None:
         known = [pair for pair in found if pair is not None]
         if len(known) < len(levels):
             continue
-        mean = [100 * m for m, _ in known]
-        low = [100 * (m - s) for m, s in known]
-        high = [100 * (m + s) for m, s in known]
+        mean = [measure.scale * m for m, _ in known]
+        low = [measure.scale * (m - s) for m, s in known]
+        high = [measure.scale * (m + s) for m, s in known]
         axes.plot(x, mean, "o-", color=colour, label=label, markersize=4)
         axes.fill_between(x, low, high, color=colour, alpha=0.2)
     dense = [rows[-1] for rows in seeds]
@@ -186,14 +189,14 @@ def plot(seeds: Sequence[Sequence[Row]], path: Path, title: str = "") -> None:
     ):
         pair = mean_std([getattr(row, column) for row in dense])
         if pair is not None:
-            axes.axhline(100 * pair[0], linestyle="--", color=colour, label=label)
+            axes.axhline(measure.scale * pair[0], linestyle="--", color=colour, label=label)
     axes.set_xscale("log")
     names = [rows[0].level for rows in levels]
     step = max(1, len(x) // 8)
     axes.set_xticks(x[::step], names[::step])
     axes.minorticks_off()
     axes.set_xlabel("sparsity (axis: non-zero weights, logarithmic)")
-    axes.set_ylabel("accuracy, %")
+    axes.set_ylabel(measure.axis)
     axes.set_title(title)
     axes.legend()
     figure.tight_layout()

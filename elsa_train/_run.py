@@ -13,8 +13,9 @@ from elsa_train._folder import Output, load_network, wait
 from elsa_train._jaxpruner import JaxprunerRule, jaxpruner_rules, make_updater
 from elsa_train._joint import Joint
 from elsa_train._levels import Level, parse_levels
-from elsa_train._loop import MaskRule, Plan, Trainer
+from elsa_train._loop import Part, Trainer
 from elsa_train._multilevel import Network, Result, write_file
+from elsa_train._plan import MaskRule, Plan
 from elsa_train._recipe import MOST, Recipe
 from elsa_train._report import Reporter, Row
 from elsa_train._schedule import Schedule
@@ -31,7 +32,7 @@ class Run:
     def __init__(self, recipe: Recipe, seed: int, output: Output, reporter: Reporter) -> None:
         """Load the data and refuse what can't be trained."""
         self.recipe, self.seed, self.output, self.reporter = recipe, seed, output, reporter
-        self.trainer = Trainer(recipe, load(recipe.dataset, recipe.data_dir), seed)
+        self.trainer = Trainer(recipe, load(recipe.dataset, recipe.source), seed)
         self.levels = parse_levels(recipe.levels)
         self.scope = Scope(recipe.scope, recipe.prune, recipe.exclude, recipe.axis)  # type: ignore[arg-type]
         self.bits = self.scope.check(
@@ -56,7 +57,8 @@ class Run:
             jaxpruner_rules(updaters, self.trainer.like.params, steps)
         if recipe.method == "joint":
             self.joint_plan(JOINT, "joint", self.levels, self.shares)
-        self.settings = settings_of(recipe, seed)
+        self.settings = settings_of(recipe, seed) | getattr(self.trainer.data, "identity", {})
+        self.measure = self.trainer.task.measure
 
     @property
     def storage(self) -> dict[str, Any]:
@@ -118,25 +120,27 @@ class Run:
         warmup = min(round(recipe.warmup_epochs * self.trainer.steps_per_epoch), steps // 2)
         return Plan(number, name, steps, rate, warmup, rule)
 
+    def measured(self, network: Network, part: Part = "test") -> float:
+        """Return the number by which a network is judged."""
+        return self.trainer.evaluate(network, part)[self.measure.metric]
+
     def choose(self, sparse: Network, dense: Network) -> Network:
         """Return the dense network, unless held-out images say that the last level is better."""
         if not self.trainer.size("validation"):
             return dense
-        before, after = (
-            self.trainer.evaluate(network, "validation")["accuracy"] for network in (sparse, dense)
-        )
-        if after >= before:
+        before, after = (self.measured(network, "validation") for network in (sparse, dense))
+        if not self.measure.better(before, after):
             return dense
         self.reporter.note(
-            f"on the held-out images the dense network has {after:.2%}, the last level "
-            f"{before:.2%}: the last level is kept as the dense network"
+            f"held out of training, the last level has a better {self.measure.metric} "
+            f"({before:.4f}) than the dense network ({after:.4f}), and is kept as that"
         )
         return sparse
 
     def write(self, result: Result) -> None:
         """Write the file from the first process, and measure each level again from it."""
         if jax.process_index() == 0:
-            settings = {k: v for k, v in self.settings.items() if k != "data_dir"}
+            settings = {k: v for k, v in self.settings.items() if k not in ("data_dir", "text")}
             write_file(self.output.model, result, settings=settings, force=True)
         wait("written")
         for t, frozen in enumerate(result.levels, 1):
@@ -180,12 +184,11 @@ def run_seed(
     else:
         result, before = _training.train(run)
         run.write(result)
-        rows = [
-            Row(f.level.name, f.sparsity, f.nonzero, f.metrics["accuracy"]) for f in result.levels
-        ]
+        metric = run.measure.metric
+        rows = [Row(f.level.name, f.sparsity, f.nonzero, f.metrics[metric]) for f in result.levels]
         total = sum(p.size for p in jax.tree.leaves(result.network.params))
-        initial = before["accuracy"] if before else None
-        rows.append(Row("dense", 0.0, total, result.metrics["accuracy"], reference=initial))
+        initial = before[metric] if before else None
+        rows.append(Row("dense", 0.0, total, result.metrics[metric], reference=initial))
         seconds = time.monotonic() - started
         output.write_results(run.settings, rows, seconds)
     if columns:

@@ -10,8 +10,8 @@ from elsa_train._files import cut
 from elsa_train._folder import load_initial, save_initial
 from elsa_train._joint import nest
 from elsa_train._levels import Level
-from elsa_train._loop import Phase, Plan
 from elsa_train._multilevel import FrozenLevel, Network, Progress, Result, multi_level
+from elsa_train._plan import Phase, Plan
 from elsa_train._run import JOINT, Run
 from elsa_train._tree import flatten, size
 

@@ -1,0 +1,75 @@
+"""Text as windows of bytes: a file's, or the documentation that comes with every Python."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elsa_train._errors import BadData
+from elsa_train.data.protocol import Split
+
+CONTEXT = 128
+"""Bytes of a window, and so the most that a prediction looks back on."""
+HELD_OUT = 0.1
+"""Part of the text to validate on, and as much to test on."""
+
+
+class TextData:
+    """Windows of three contiguous parts of a text: to train, to validate, and, its end, to test.
+
+    The label of a byte is the one after it. Windows don't overlap, so that an epoch is the whole
+    part once; those to train on begin at another byte in every epoch.
+    """
+
+    num_classes = 256
+    mean = std = ()
+
+    def __init__(self, text: bytes, name: str = "text") -> None:
+        """Cut the text into its parts."""
+        held_out = int(HELD_OUT * len(text))
+        if held_out < 2 * CONTEXT:
+            raise BadData(
+                f"{name}: found {len(text)} bytes, expected at least "
+                f"{int(2 * CONTEXT / HELD_OUT)}: a tenth of it must hold two windows of {CONTEXT}"
+            )
+        self.identity = {
+            "text_bytes": len(text),
+            "text_sha256": hashlib.sha256(text).hexdigest(),
+        }
+        """What the run's settings say about the text."""
+        data, end = np.frombuffer(text, np.uint8), len(text) - 2 * held_out
+        self._parts = {
+            "train": data[:end],
+            "validation": data[end : end + held_out],
+            "test": data[end + held_out :],
+        }
+        self.label_shape = (CONTEXT,)
+
+    def size(self, split: str) -> int:
+        """Return the number of windows; the last byte is only a label."""
+        spare = CONTEXT if split == "train" else 0  # room to begin anywhere in a window
+        return (len(self._parts[split]) - 1 - spare) // CONTEXT
+
+    def shape(self) -> tuple[int, ...]:
+        """Return the length of a window."""
+        return (CONTEXT,)
+
+    def batch(
+        self, split: Split, indices: NDArray[np.int64], seed: int
+    ) -> tuple[NDArray[Any], NDArray[np.int32]]:
+        """Return the windows at these indices, and the same a byte later."""
+        first = np.random.default_rng(seed).integers(CONTEXT) if split == "train" else 0
+        places = first + indices[:, None] * CONTEXT + np.arange(CONTEXT)
+        part = self._parts[split]
+        return part[places], part[places + 1].astype(np.int32)
+
+
+def load_text(path: Path | None = None) -> TextData:
+    """Read a file, or take Python's own documentation of its language, which differs by version."""
+    if path is not None:
+        return TextData(path.read_bytes(), str(path))
+    from pydoc_data.topics import topics
+
+    return TextData("\n".join(topics[name] for name in sorted(topics)).encode(), "Python's topics")
