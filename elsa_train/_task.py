@@ -5,6 +5,8 @@ from typing import Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
 
 from elsa_train._measure import ACCURACY, LOSS, Measure, of_language
 from elsa_train._recipe import Recipe
@@ -33,6 +35,10 @@ class Task(Protocol):
         """Turn examples into inputs to learn from, which may be changed at random."""
         ...
 
+    def held_out(self, examples: int, part: float) -> NDArray[np.int64]:
+        """Return which of the training examples to validate on, the same for every seed."""
+        ...
+
     def metrics(self, right: float, loss: float) -> dict[str, float]:
         """Name what was measured: the part of the labels that were right, and the mean loss."""
         ...
@@ -58,6 +64,10 @@ class Images:
     def training_inputs(self, key: jax.Array, examples: jax.Array) -> jax.Array:
         """Normalize and augment images."""
         return self._augment(key, self.inputs(examples))
+
+    def held_out(self, examples: int, part: float) -> NDArray[np.int64]:
+        """Return some at random: data sets may be sorted."""
+        return np.sort(np.random.default_rng(0).permutation(examples)[: round(part * examples)])
 
     def metrics(self, right: float, loss: float) -> dict[str, float]:
         """Return accuracy and loss."""
@@ -86,6 +96,10 @@ class Text:
         """Number the bytes; nothing about them is random."""
         del key
         return self.inputs(examples)
+
+    def held_out(self, examples: int, part: float) -> NDArray[np.int64]:
+        """Return the last ones: windows next to those trained on would be known half."""
+        return np.arange(examples - round(part * examples), examples)
 
     def metrics(self, right: float, loss: float) -> dict[str, float]:
         """Return loss, bits per byte and perplexity."""

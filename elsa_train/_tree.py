@@ -16,9 +16,15 @@ def names(tree: PyTree) -> PyTree:
     >>> names({"conv": {"kernel": 0.0, "bias": 1.0}})
     {'conv': {'bias': 'conv/bias', 'kernel': 'conv/kernel'}}
     """
-    return jax.tree_util.tree_map_with_path(
-        lambda path, _: jax.tree_util.keystr(path, simple=True, separator="/"), tree
-    )
+    return jax.tree_util.tree_map_with_path(lambda path, _: _name(path), tree)
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    # Boxes around an array (flax's nnx.Param, nn.Partitioned) have it as their `value`: a network
+    # has the same names with them and without.
+    if len(path) > 1 and path[-1] == jax.tree_util.GetAttrKey("value"):
+        path = path[:-1]
+    return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def flatten(tree: PyTree) -> dict[str, Any]:

@@ -12,12 +12,14 @@ from elsa_train.data.protocol import Split
 
 CONTEXT = 128
 """Bytes of a window, and so the most that a prediction looks back on."""
-HELD_OUT = 0.1
-"""Part of the text to validate on, and as much to test on."""
+TEST = 0.1
+"""Part of the text, its end, that is only tested on."""
+SHORTEST = 1 << 14
+"""Bytes: less has too few windows to test on."""
 
 
 class TextData:
-    """Windows of three contiguous parts of a text: to train, to validate, and, its end, to test.
+    """Windows of two contiguous parts of a text: to train, and, its end, to test.
 
     The label of a byte is the one after it. Windows don't overlap, so that an epoch is the whole
     part once; those to train on begin at another byte in every epoch.
@@ -28,26 +30,18 @@ class TextData:
 
     def __init__(self, text: bytes, name: str = "text") -> None:
         """Cut the text into its parts."""
-        held_out = int(HELD_OUT * len(text))
-        if held_out < 2 * CONTEXT:
-            raise BadData(
-                f"{name}: found {len(text)} bytes, expected at least "
-                f"{int(2 * CONTEXT / HELD_OUT)}: a tenth of it must hold two windows of {CONTEXT}"
-            )
+        if len(text) < SHORTEST:
+            raise BadData(f"{name}: found {len(text)} bytes, expected at least {SHORTEST}")
         self.identity = {
             "text_bytes": len(text),
             "text_sha256": hashlib.sha256(text).hexdigest(),
         }
         """What the run's settings say about the text."""
-        data, end = np.frombuffer(text, np.uint8), len(text) - 2 * held_out
-        self._parts = {
-            "train": data[:end],
-            "validation": data[end : end + held_out],
-            "test": data[end + held_out :],
-        }
+        data, end = np.frombuffer(text, np.uint8), len(text) - round(TEST * len(text))
+        self._parts: dict[Split, NDArray[np.uint8]] = {"train": data[:end], "test": data[end:]}
         self.label_shape = (CONTEXT,)
 
-    def size(self, split: str) -> int:
+    def size(self, split: Split) -> int:
         """Return the number of windows; the last byte is only a label."""
         spare = CONTEXT if split == "train" else 0  # room to begin anywhere in a window
         return (len(self._parts[split]) - 1 - spare) // CONTEXT
