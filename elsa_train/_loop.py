@@ -81,16 +81,12 @@ class Trainer:
 
     @cached_property
     def _indices(self) -> dict[Part, np.ndarray]:
-        """Return which images each part has; the held-out ones are the same for every seed."""
+        """Return which examples each part has: what is held out is never trained on."""
         recipe, data = self.recipe, self.data
         test = min(recipe.test_images or data.size("test"), data.size("test"))
         total = min(recipe.train_images or data.size("train"), data.size("train"))
-        if "validation" in getattr(data, "splits", ()):  # its own: windows of a text have neighbours
-            held = np.arange(data.size("validation") if recipe.validation else 0)
-            return {"train": np.arange(total), "validation": held, "test": np.arange(test)}
-        order = np.random.default_rng(0).permutation(total)
-        size = round(recipe.validation * total)
-        held, train = np.sort(order[:size]), np.sort(order[size:])
+        held = self.task.held_out(total, recipe.validation)
+        train = np.setdiff1d(np.arange(total), held)
         return {"train": train, "validation": held, "test": np.arange(test)}
 
     @property
