@@ -128,6 +128,11 @@ def _run_options() -> list[click.Parameter]:
             default=False,
             help="also train references for as many epochs as ELSA had by that level",
         ),
+        click.Option(
+            ["--alone/--no-alone"],
+            default=False,
+            help="also train each level alone, from scratch, for as many steps as the whole run",
+        ),
         click.Option(["--checkpoint-every"], type=click.IntRange(1), default=500, help="in steps"),
         _Renamed(
             ["-f", "--force", "restart"],
@@ -201,6 +206,7 @@ def _train(
     seeds: int,
     reference: bool,
     equal_epochs: bool,
+    alone: bool,
     checkpoint_every: int,
     restart: bool,
     plot: str,
@@ -229,7 +235,8 @@ def _train(
 
         from elsa_train import _report
         from elsa_train._files import replacing
-        from elsa_train._run import Output, run_seed
+        from elsa_train._folder import Output
+        from elsa_train._run import run_seed
 
         # What orbax cannot write it also logs, with tracebacks of its threads.
         logging.getLogger("absl").setLevel(logging.CRITICAL)
@@ -237,6 +244,8 @@ def _train(
             number: Output(folder / f"seed-{number}", checkpoint_every)
             for number in range(seed, seed + seeds)
         }
+        wanted = {"reference": reference, "equal_epochs": equal_epochs, "alone": alone}
+        columns = [column for column, is_wanted in wanted.items() if is_wanted]
         found = []
         for number, output in outputs.items():
             reporter = _report.Reporter(
@@ -250,8 +259,7 @@ def _train(
                         output,
                         reporter,
                         restart=restart,
-                        reference=reference,
-                        equal_epochs=equal_epochs,
+                        columns=columns,
                     )
                 )
             finally:

@@ -152,6 +152,23 @@ def sparse(params: PyTree, n: PyTree, t: int | jax.Array) -> PyTree:
     return jax.tree.map(lambda p, n: jnp.where((n > 0) & (n <= t), p, jnp.zeros_like(p)), params, n)
 
 
+def revive(params: PyTree, fresh: PyTree, n: PyTree) -> PyTree:
+    """Draw learnable weights that are exactly zero anew, from another initial network.
+
+    Behind a channel that is silent for good, with nothing kept and a frozen negative bias, no
+    gradient would ever move them.
+
+    >>> params, n = {"kernel": jnp.array([0.0, -2.0, 0.0])}, {"kernel": jnp.array([0, 0, 1])}
+    >>> revive(params, {"kernel": jnp.array([5.0, 6.0, 7.0])}, n)["kernel"].tolist()
+    [5.0, -2.0, 0.0]
+    """
+
+    def leaf(p: jax.Array, new: jax.Array, n: jax.Array) -> jax.Array:
+        return jnp.where((n == 0) & ~is_nonzero(p), new, p)
+
+    return jax.tree.map(leaf, params, fresh, n)
+
+
 def apply_updates(params: PyTree, updates: PyTree, n: PyTree) -> PyTree:
     """Add updates to learnable weights; frozen ones are selected, not computed.
 

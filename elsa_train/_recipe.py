@@ -26,6 +26,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "model": ("digits", "gpt", "resnet50", "speedyresnet", "wideresnet"),
     "scope": SCOPES,
     "score": ("magnitude", "gradient", "saliency"),
+    "method": ("sequential", "joint"),
     "rounding": ("nearest", "overwrite"),
     "optimizer": ("sgd", "adam", "adamw"),
     "dtype": ("float32", "bfloat16"),
@@ -77,6 +78,17 @@ class Recipe:
     bits: int = _is(0, "counter bits tau; 0 is as few as the levels need", at_least=0, at_most=8)
     rounding: str = _is("nearest", "how counters are written into the weights")
     score: str = _is("magnitude", "importance of a weight")
+    method: str = _is("sequential", "how levels are trained: sequential (the paper's) or joint")
+    joint_dense: float = _is(
+        0.25, "joint: part of the run before levels differ", at_least=0, at_most=1
+    )
+    joint_fixed: float = _is(
+        0.3, "joint: part of the run, at its end, in which levels stay", at_least=0, at_most=1
+    )
+    joint_every: int = _is(10, "joint: steps between rankings", at_least=1, at_most=MOST)
+    joint_shares: str = _is(
+        "", "joint: steps of each level and of the dense network in a round, as 3,2,2,1"
+    )
     updater: str = _is("", "a jaxpruner algorithm as sparsify routine, instead of `score`")
     prune_start: float = _is(
         0.0, "part of a sparsify phase before its pruning starts", at_least=0, at_most=1
@@ -112,6 +124,12 @@ class Recipe:
     nesterov: bool = _is(True, "Nesterov acceleration of SGD")
     weight_decay: float = _is(0.0005, "weight decay", at_least=0)
     label_smoothing: float = _is(0.1, "label smoothing", at_least=0, at_most=1)
+    validation: float = _is(
+        0.02,
+        "part of the training images held out, to choose the final dense network by",
+        at_least=0,
+        below=1,
+    )
     train_images: int = _is(
         0, "use only the first so many training images; 0 is all", at_least=0, at_most=MOST
     )
@@ -123,6 +141,14 @@ class Recipe:
         """Refuse values that no run could use."""
         for name, field in FIELDS.items():
             _check(name, self._typed(name, field), field)
+        if not re.fullmatch(r"([0-9]{1,4}(,[0-9]{1,4})*)?", self.joint_shares):
+            raise BadRecipe(
+                f"joint_shares: found {self.joint_shares!r}, expected whole numbers as 3,2,2,1"
+            )
+        if self.joint_dense + self.joint_fixed > 1:
+            raise BadRecipe("expected joint_dense + joint_fixed <= 1")
+        if self.method == "joint" and self.updater:
+            raise BadRecipe("updater: found one, which joint training can't use")
         if self.prune_start > self.prune_end:
             raise BadRecipe("expected prune_start <= prune_end")
         if self.dataset not in NAMES and not re.fullmatch(r"[\w.]+:[\w.]+", self.dataset):

@@ -10,9 +10,16 @@ from pathlib import Path
 from typing import IO, Any
 
 from elsa_train._files import drop_cut_line, replacing
-from elsa_train._loop import Report
 from elsa_train._measure import ACCURACY, Measure
 from elsa_train._multilevel import FrozenLevel
+from elsa_train._window import Report
+
+COLUMNS = (
+    ("elsa", "tab:blue", "ELSA"),
+    ("reference", "tab:orange", "reference"),
+    ("equal_epochs", "tab:green", "reference, equal epochs"),
+    ("alone", "tab:red", "alone, equal steps"),
+)
 
 
 @dataclass(frozen=True)
@@ -25,10 +32,11 @@ class Row:
     elsa: float
     reference: float | None = None
     equal_epochs: float | None = None
+    alone: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse what no run has measured: rows are read back from a run's folder."""
-        measured = [x for x in (self.reference, self.equal_epochs) if x is not None]
+        measured = [x for x in (self.reference, self.equal_epochs, self.alone) if x is not None]
         for number in (self.sparsity, self.nonzero, self.elsa, *measured):
             if type(number) not in (int, float) or not math.isfinite(number):
                 raise ValueError(f"found {number!r} among the measures of level {self.level}")
@@ -131,7 +139,7 @@ def mean_std(values: Sequence[float | None]) -> tuple[float, float] | None:
 
 def table(seeds: Sequence[Sequence[Row]], measure: Measure = ACCURACY) -> str:
     """Write the paper's table: a row per level, mean ± std over the seeds."""
-    heads = {"elsa": "ELSA", "reference": "reference", "equal_epochs": "reference, equal epochs"}
+    heads = {column: label for column, _, label in COLUMNS}
     columns = [c for c in heads if any(getattr(row, c) is not None for row in seeds[0])]
     lines = [
         "| level | actual sparsity | " + " | ".join(heads[c] for c in columns) + " |",
@@ -164,11 +172,7 @@ def plot(
     levels = list(zip(*[rows[:-1] for rows in seeds], strict=True))
     figure, axes = pyplot.subplots(figsize=(6, 4))
     x = [statistics.fmean(row.nonzero for row in rows) for rows in levels]
-    for column, colour, label in (
-        ("elsa", "tab:blue", "ELSA"),
-        ("reference", "tab:orange", "reference"),
-        ("equal_epochs", "tab:green", "reference, equal epochs"),
-    ):
+    for column, colour, label in COLUMNS:
         found = [mean_std([getattr(row, column) for row in rows]) for rows in levels]
         known = [pair for pair in found if pair is not None]
         if len(known) < len(levels):

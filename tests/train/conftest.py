@@ -23,10 +23,12 @@ pytest.importorskip("orbax.checkpoint")
 import jax
 import numpy as np
 
+from elsa_train._folder import Output
 from elsa_train._multilevel import Result, host_tensors
 from elsa_train._recipe import Recipe, read_recipe
 from elsa_train._report import Reporter
-from elsa_train._run import Output, Run
+from elsa_train._run import Run
+from elsa_train._training import train as train_run
 
 TINY = {
     "width": 8,
@@ -74,7 +76,7 @@ def train_tiny(tmp_path_factory: pytest.TempPathFactory) -> Any:
                     return evaluate(network)
 
                 run.trainer.evaluate = keep  # type: ignore[method-assign]
-                result, _, _ = run.train()
+                result, _ = train_run(run)
                 run.trainer.evaluate = evaluate  # type: ignore[method-assign]
                 run.write(result)
             done[key] = Trained(run, result, measured)

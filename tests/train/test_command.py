@@ -18,9 +18,9 @@ import elsa_format
 from elsa_train import _report
 from elsa_train._cli import train
 from elsa_train._errors import BadRecipe
+from elsa_train._folder import load_network
 from elsa_train._levels import parse_levels
 from elsa_train._recipe import read_recipe, recipe_names
-from elsa_train._run import load_network
 from elsa_train._sparsify import Scope
 from elsa_train.models import build
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import elsa_format
-from elsa_train._run import load_network
+from elsa_train._folder import load_network
 
 SETTINGS = [
     (scope, dtype) for scope in ("global", "uniform", "nm") for dtype in ("float32", "bfloat16")
