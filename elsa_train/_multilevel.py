@@ -144,7 +144,8 @@ def multi_level(
     >>> result.counters["kernel"].tolist(), result.bits
     ([1, 2, 2, 2, 2, 0, 0, 0, 0, 0], 2)
     """
-    stored = np.dtype(dtype or jax.tree.leaves(network.params)[0].dtype)
+    own = _check_params(network.params)
+    stored = np.dtype(dtype or own)
     bits = check_levels(levels, bits=bits, dtype=stored.name)
     freeze = jax.jit(partial(_method.freeze, bits=bits, dtype=stored, rounding=rounding))
     finish = jax.jit(partial(_method.finish, bits=bits, dtype=stored, rounding=rounding))
@@ -169,6 +170,21 @@ def multi_level(
 
     theta = Network(finish(now.network.params, now.counters), now.network.state)
     return Result(theta, now.counters, now.frozen, bits, stored, dict(evaluate(theta)))
+
+
+def _check_params(params: PyTree) -> Any:
+    """Refuse what is no float array, such as the random keys of a whole nnx model; give a type."""
+    leaves = flatten(params)
+    for name, leaf in leaves.items():
+        found = getattr(leaf, "dtype", None)
+        if found is None or not jax.numpy.issubdtype(found, jax.numpy.floating):
+            raise TrainError(
+                f"parameter {name!r} is {found or type(leaf).__name__}, expected an array of "
+                "floats; an nnx model is split into nnx.Param, nnx.BatchStat and the rest"
+            )
+    if not leaves:
+        raise TrainError("the network has no parameters")
+    return next(iter(leaves.values())).dtype
 
 
 def _check_frozen(before: Progress, after: Network, routine: str) -> None:
