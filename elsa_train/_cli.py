@@ -18,7 +18,7 @@ from elsa_format import ElsaError
 from elsa_format.cli import SETTINGS, VERSION, escape, reports_errors, say, standard_output
 from elsa_train._errors import TrainError
 from elsa_train._recipe import CHOICES, FIELDS, MOST, Recipe, read_recipe, recipe_names
-from elsa_train.data import NAMES
+from elsa_train.data import NAMES, READY
 
 NEEDED = ("jax", "flax", "optax", "orbax", "sklearn", "PIL")
 """What the extra `train` brings."""
@@ -46,8 +46,8 @@ class _Recipes(click.Group):
 def train() -> None:
     """Train sparse networks nested in one dense checkpoint.
 
-    Each command but `list` and `recalibrate` is a recipe; the path of a .toml file is one too. Every value of
-    a recipe is an option: `elsa-train digits --help` lists them with their defaults.
+    Each command but `list` and `recalibrate` is a recipe; the path of a .toml file is one too.
+    Every value of a recipe is an option: `elsa-train digits --help` lists them with their defaults.
     """
 
 

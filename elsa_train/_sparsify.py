@@ -90,10 +90,6 @@ class Scope:
         """Refuse levels that can't be trained on these weights, and return tau."""
         bits = check_levels(levels, bits=bits, dtype=dtype, pattern_scope=self.kind == "nm")
         shapes = {n: p.shape for n, p in self._pruned(params).items()}
-        if not shapes:
-            raise InfeasibleTraining(
-                f"no tensor matches prune={self.prune!r} exclude={self.exclude!r}"
-            )
         if self.kind == "nm":
             check_blocks(shapes, levels, self.axis)
         for sparser, denser in pairwise(levels):
@@ -124,7 +120,12 @@ class Scope:
 
     def _pruned(self, params: PyTree) -> dict[str, Any]:
         chosen = flatten(self.prunable(params))
-        return {name: leaf for name, leaf in flatten(params).items() if chosen[name]}
+        found = {name: leaf for name, leaf in flatten(params).items() if chosen[name]}
+        if not found:
+            raise InfeasibleTraining(
+                f"no tensor matches prune={self.prune!r} exclude={self.exclude!r}"
+            )
+        return found
 
 
 def keys(scores: jax.Array, n: jax.Array) -> jax.Array:
