@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from elsa_train import data, models
     from elsa_train._jaxpruner import JaxprunerRule, jaxpruner_rules
+    from elsa_train._joint import Joint, masked, nest
     from elsa_train._levels import Level, check_levels, parse_levels
     from elsa_train._method import (
         apply_updates,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
         freeze,
         freeze_updates,
         learnable,
+        revive,
         sparse,
     )
     from elsa_train._multilevel import (
@@ -52,6 +54,7 @@ __all__ = [
     "Densify",
     "FrozenLevel",
     "JaxprunerRule",
+    "Joint",
     "Level",
     "Network",
     "Progress",
@@ -71,18 +74,22 @@ __all__ = [
     "freeze_updates",
     "jaxpruner_rules",
     "learnable",
+    "masked",
     "models",
     "multi_level",
+    "nest",
     "no_densify",
     "parse_levels",
     "read_recipe",
     "recalibrate",
+    "revive",
     "sparse",
     "write_file",
 ]
 
 _HOME = {
     "_jaxpruner": ("JaxprunerRule", "jaxpruner_rules"),
+    "_joint": ("Joint", "masked", "nest"),
     "_levels": ("Level", "check_levels", "parse_levels"),
     "_method": (
         "apply_updates",
@@ -92,6 +99,7 @@ _HOME = {
         "freeze",
         "freeze_updates",
         "learnable",
+        "revive",
         "sparse",
     ),
     "_multilevel": (

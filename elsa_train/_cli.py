@@ -18,7 +18,7 @@ from elsa_format import ElsaError
 from elsa_format.cli import SETTINGS, VERSION, escape, reports_errors, say, standard_output
 from elsa_train._errors import TrainError
 from elsa_train._recipe import CHOICES, FIELDS, MOST, Recipe, read_recipe, recipe_names
-from elsa_train.data import NAMES
+from elsa_train.data import NAMES, READY
 
 NEEDED = ("jax", "flax", "optax", "orbax", "sklearn", "PIL")
 """What the extra `train` brings."""
@@ -46,8 +46,8 @@ class _Recipes(click.Group):
 def train() -> None:
     """Train sparse networks nested in one dense checkpoint.
 
-    Each command but `recalibrate` is a recipe; the path of a .toml file is one too. Every value of
-    a recipe is an option: `elsa-train digits --help` lists them with their defaults.
+    Each command but `list` and `recalibrate` is a recipe; the path of a .toml file is one too.
+    Every value of a recipe is an option: `elsa-train digits --help` lists them with their defaults.
     """
 
 
@@ -112,7 +112,7 @@ def _run_options() -> list[click.Parameter]:
             former="--out",
             type=click.Path(),
             metavar="FOLDER",
-            help="folder of the run  [runs/RECIPE-SCOPE]",
+            help="folder of the run  [runs/RECIPE-SCOPE, with -joint for joint training]",
         ),
         click.Option(["--seed"], type=click.IntRange(0, MOST // 2), default=0, help="first seed"),
         click.Option(
@@ -144,7 +144,7 @@ def _run_options() -> list[click.Parameter]:
             ["--plot"],
             type=click.Choice(["none", "png", "svg"]),
             default="png",
-            help="accuracy (of text: loss) over sparsity",
+            help="accuracy (of text: loss) over sparsity, and learning curves",
         ),
         click.Option(["--coordinator"], help="host:port of process 0, for runs over several hosts"),
         click.Option(["--processes"], type=click.IntRange(1), default=1, help="how many in all"),
@@ -220,7 +220,8 @@ def _train(
     given = {key: value for key, value in values.items() if value is not None}
     recipe = read_recipe(name, given)
     stem = Path(name).stem
-    folder = Path(out or f"runs/{stem}-{recipe.scope}")
+    title = f"{stem}, {recipe.scope}" + (", joint" if recipe.method == "joint" else "")
+    folder = Path(out or f"runs/{title.replace(', ', '-')}")
     try:
         str(folder.absolute()).encode()
     except UnicodeEncodeError:
@@ -233,7 +234,7 @@ def _train(
             jax.distributed.initialize(coordinator, processes, process)
         first = jax.process_index() == 0
 
-        from elsa_train import _report
+        from elsa_train import _plots, _report
         from elsa_train._files import replacing
         from elsa_train._folder import Output
         from elsa_train._run import run_seed
@@ -272,12 +273,16 @@ def _train(
         if plot != "none":
             try:
                 path = folder / f"{recipe.measure.metric}.{plot}"
-                _report.plot(found, path, f"{stem}, {recipe.scope}", recipe.measure)
+                _plots.plot(found, path, title, recipe.measure)
+                for output in outputs.values():
+                    curves = output.folder / f"curves.{plot}"
+                    _plots.plot_curves(output.metrics, curves, title)
             except ModuleNotFoundError as error:
-                say(
-                    f"no plot: {error.name} is not installed; pip install 'elsa-format[plot]'",
-                    err=True,
-                )
+                if not quiet:
+                    say(
+                        f"no plot: {error.name} is not installed; pip install 'elsa-format[plot]'",
+                        err=True,
+                    )
     if as_json:
         runs = [
             {"seed": number, "model": str(output.model), "levels": [asdict(row) for row in rows]}
@@ -297,6 +302,21 @@ def _check_hosts(coordinator: str | None, processes: int, process: int) -> None:
         raise click.UsageError(f"--coordinator: {coordinator!r} is not host:port.")
     if process >= processes:
         raise click.UsageError(f"--process {process} is not one of {processes}: they count from 0.")
+
+
+@train.command("list", context_settings=SETTINGS)
+@click.option("--json", "as_json", is_flag=True, help="print the recipes as JSON")
+def list_recipes(as_json: bool) -> None:
+    """List the recipes: what each trains, on which data, to which levels."""
+    recipes = {name: read_recipe(name) for name in recipe_names()}
+    if as_json:
+        say(json.dumps({name: asdict(recipe) for name, recipe in recipes.items()}, indent=2))
+        return
+    wide = max(map(len, recipes))
+    for name, recipe in recipes.items():
+        data = "" if recipe.dataset in READY else "; needs --data-dir"
+        say(f"{name:<{wide}}  {escape(recipe.summary)}{data}")
+        say(f"{'':<{wide}}  {recipe.scope}: levels {recipe.levels}")
 
 
 @train.command(context_settings={**SETTINGS, "show_default": True})

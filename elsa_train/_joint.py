@@ -42,19 +42,34 @@ def masked(params: PyTree, counters: PyTree, t: int | jax.Array) -> PyTree:
     return jax.tree.map(leaf, params, counters)
 
 
+def usual_shares(levels: int) -> tuple[int, ...]:
+    """Return how many steps of a round each level gets, the dense network last.
+
+    Three eighths go to the sparsest level, which loses most when others move its weights, one to
+    the dense network, and the rest to the levels between, the sparser the more.
+
+    >>> usual_shares(3), usual_shares(1), usual_shares(0)
+    ((8, 6, 4, 2), (3, 1), (1,))
+    """
+    if levels < 2:
+        return (3, 1) if levels else (1,)
+    between = [4 * levels // t for t in range(2, levels + 1)]
+    return (round(0.75 * sum(between)), *between, max(1, round(0.25 * sum(between))))
+
+
 @dataclass(frozen=True)
 class Joint:
     """Which weights the levels have at a step, and which level a step trains.
 
     `shares` says how many steps of a round each level gets, in the levels' order, the dense
-    network last; a round is shuffled anew each time.
+    network last (default: `usual_shares`); a round is shuffled anew each time.
 
     >>> joint = Joint(Scope(), (Level("75%", 0.75), Level("50%", 0.5)), Schedule(0, 0, 1))
     >>> params = {"kernel": jnp.array([0.5, -2.0, 0.1, 3.0]), "bias": jnp.zeros(1)}
     >>> joint.rank(params, step=0)["kernel"].tolist()
     [0, 2, 0, 1]
-    >>> sorted(joint.draw(step, seed=(0,)) for step in range(3))
-    [0, 1, 2]
+    >>> sorted(joint.draw(step, seed=(0,)) for step in range(8))
+    [0, 1, 1, 1, 2, 2, 2, 2]
     """
 
     scope: Scope
@@ -104,7 +119,7 @@ class Joint:
     @cached_property
     def _deck(self) -> tuple[int, ...]:
         numbers = [*range(1, len(self.levels) + 1), DENSE]
-        shares = self.shares or (1,) * len(numbers)
+        shares = self.shares or usual_shares(len(self.levels))
         return tuple(t for t, share in zip(numbers, shares, strict=True) for _ in range(share))
 
 

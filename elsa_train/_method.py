@@ -14,6 +14,9 @@ import numpy as np
 import optax
 from jax import lax
 
+from elsa_train import _wide
+from elsa_train._wide import Wide
+
 PyTree = Any
 Rounding = Literal["nearest", "overwrite"]
 UNSIGNED = {2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}
@@ -46,12 +49,12 @@ def same_bits(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def counters(params: PyTree) -> PyTree:
-    """N(0): nothing is frozen yet.
+    """N(0): nothing is frozen yet. Counters lie where their weights do.
 
     >>> counters({"kernel": jnp.array([0.5, -2.0])})["kernel"].tolist()
     [0, 0]
     """
-    return jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.uint8), params)
+    return jax.tree.map(lambda p: jnp.zeros_like(p, jnp.uint8), params)
 
 
 def learnable(n: PyTree) -> PyTree:
@@ -223,9 +226,9 @@ def frozen_unchanged(before: PyTree, after: PyTree, n: PyTree) -> jax.Array:
 
 
 @jax.jit
-def count_nonzero(params: PyTree) -> PyTree:
+def count_nonzero(params: PyTree) -> list[Wide]:
     """Count the non-zero weights of each leaf."""
-    return jax.tree.map(lambda p: jnp.sum(is_nonzero(p), dtype=jnp.uint32), params)
+    return [_wide.count(is_nonzero(p)) for p in jax.tree.leaves(params)]
 
 
 @jax.jit

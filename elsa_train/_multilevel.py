@@ -18,6 +18,7 @@ from elsa_train._errors import FrozenWeightChanged, NotReproduced, TrainError
 from elsa_train._levels import Level, check_levels
 from elsa_train._method import Rounding
 from elsa_train._tree import flatten, size
+from elsa_train._wide import whole
 
 PyTree = Any
 Metrics = Mapping[str, float]
@@ -193,7 +194,7 @@ def _check_frozen(before: Progress, after: Network, routine: str) -> None:
 
 
 def _record(network: Network, level: Level, stored: Any, evaluate: Evaluate) -> FrozenLevel:
-    nonzero = sum(int(n) for n in jax.tree.leaves(_method.count_nonzero(network.params)))
+    nonzero = sum(map(whole, _method.count_nonzero(network.params)))
     return FrozenLevel(
         level=level,
         nonzero=nonzero,

@@ -1,4 +1,4 @@
-"""What a run tells: progress, JSON lines, the table of results and its plot."""
+"""What a run tells: progress, JSON lines and the table of results."""
 
 import json
 import math
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from elsa_train._files import drop_cut_line, replacing
+from elsa_train._files import drop_cut_line
 from elsa_train._measure import ACCURACY, Measure, of_language
 from elsa_train._multilevel import FrozenLevel
 from elsa_train._window import Report
@@ -76,7 +76,7 @@ class Reporter:
         elapsed = now - self._started
         rate = self._labels / max(elapsed, 1e-9)
         steps = self._done - self._skipped
-        left = elapsed / max(steps, 1) * max(self._total - self._done, 0)
+        per_step = elapsed / max(steps, 1)
         self._write({**report._asdict(), f"{report.unit}_per_second": round(rate, 1)})
         if now - self._shown < self._every and report.step < report.steps:
             return
@@ -84,7 +84,8 @@ class Reporter:
         line = (
             f"{report.phase}: step {report.step}/{report.steps}  loss {report.loss:.4f}  "
             f"accuracy {report.accuracy:.2%}  sparsity {report.sparsity:.2%}  "
-            f"{rate:.0f} {report.unit}/s  {clock(left)} left"
+            f"{rate:.0f} {report.unit}/s  {clock(per_step * (report.steps - report.step))} left, "
+            f"of the run {clock(per_step * max(self._total - self._done, 0))}"
         )
         if self._terminal:
             print(f"\r\x1b[K{line}", end="", file=self._stream, flush=True)
@@ -161,48 +162,3 @@ def table(seeds: Sequence[Sequence[Row]], measure: Measure = ACCURACY) -> str:
             cells.append(cell)
         lines.append(f"| {rows[0].level} | {sparsity} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
-
-
-def plot(
-    seeds: Sequence[Sequence[Row]], path: Path, title: str = "", measure: Measure = ACCURACY
-) -> None:
-    """Draw accuracy, or loss, over sparsity (Figure 3), logarithmic in non-zero weights."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    levels = list(zip(*[rows[:-1] for rows in seeds], strict=True))
-    figure, axes = pyplot.subplots(figsize=(6, 4))
-    x = [statistics.fmean(row.nonzero for row in rows) for rows in levels]
-    for column, colour, label in COLUMNS:
-        found = [mean_std([getattr(row, column) for row in rows]) for rows in levels]
-        known = [pair for pair in found if pair is not None]
-        if len(known) < len(levels):
-            continue
-        mean = [measure.scale * m for m, _ in known]
-        low = [measure.scale * (m - s) for m, s in known]
-        high = [measure.scale * (m + s) for m, s in known]
-        axes.plot(x, mean, "o-", color=colour, label=label, markersize=4)
-        axes.fill_between(x, low, high, color=colour, alpha=0.2)
-    dense = [rows[-1] for rows in seeds]
-    for column, colour, label in (
-        ("elsa", "tab:blue", "ELSA dense"),
-        ("reference", "tab:orange", "initial dense"),
-    ):
-        pair = mean_std([getattr(row, column) for row in dense])
-        if pair is not None:
-            axes.axhline(measure.scale * pair[0], linestyle="--", color=colour, label=label)
-    axes.set_xscale("log")
-    names = [rows[0].level for rows in levels]
-    step = max(1, len(x) // 8)
-    axes.set_xticks(x[::step], names[::step])
-    axes.minorticks_off()
-    axes.set_xlabel("sparsity (axis: non-zero weights, logarithmic)")
-    axes.set_ylabel(measure.axis)
-    axes.set_title(title)
-    axes.legend()
-    figure.tight_layout()
-    with replacing(path) as temporary:
-        figure.savefig(temporary, metadata={"Date": None} if path.suffix == ".svg" else None)
-    pyplot.close(figure)

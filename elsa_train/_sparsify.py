@@ -8,24 +8,34 @@ sort: thresholds are found bit by bit on the integer patterns of the scores.
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from elsa_format.levels import Pattern, kept_count
+from elsa_train import _wide
 from elsa_train._errors import InfeasibleTraining
 from elsa_train._levels import Level, check_blocks, check_levels
+from elsa_train._method import UNSIGNED
 from elsa_train._schedule import Schedule
-from elsa_train._tree import flatten, names
+from elsa_train._tree import flatten, names, sharding_of
+from elsa_train._wide import Wide
 
 PyTree = Any
+Leaves = list[Any]
 ScopeName = Literal["global", "uniform", "nm"]
 Score = Callable[[PyTree, PyTree], PyTree]
-FROZEN = 0xFFFFFFFF
+
+
+def given(params: PyTree, grads: PyTree) -> PyTree:
+    """Take for scores what is given."""
+    del grads
+    return params
 
 
 def magnitude(params: PyTree, grads: PyTree) -> PyTree:
@@ -90,10 +100,6 @@ class Scope:
         """Refuse levels that can't be trained on these weights, and return tau."""
         bits = check_levels(levels, bits=bits, dtype=dtype, pattern_scope=self.kind == "nm")
         shapes = {n: p.shape for n, p in self._pruned(params).items()}
-        if not shapes:
-            raise InfeasibleTraining(
-                f"no tensor matches prune={self.prune!r} exclude={self.exclude!r}"
-            )
         if self.kind == "nm":
             check_blocks(shapes, levels, self.axis)
         for sparser, denser in pairwise(levels):
@@ -112,98 +118,207 @@ class Scope:
         return tuple(kept_count(1 - level.density, n) for n in groups)
 
     def select(
-        self, scores: PyTree, n: PyTree, budgets: Sequence[int], pattern: Pattern | None
+        self,
+        scores: PyTree,
+        n: PyTree,
+        budgets: Sequence[int],
+        pattern: Pattern | None,
+        *,
+        score: Score = given,
+        grads: PyTree = None,
     ) -> PyTree:
-        """Return what to keep: the best-scored weights within the budgets, frozen ones first."""
-        prunable = tuple(jax.tree.leaves(self.prunable(n)))
+        """Return what to keep: the best-scored weights within the budgets, frozen ones first.
+
+        Masks lie where the scores do, whatever their sharding. `score` makes scores of parameters
+        and gradients.
+        """
+        prunable = jax.tree.leaves(self.prunable(n))
+
+        def chosen(tree: PyTree) -> Leaves:
+            return [x for x, use in zip(jax.tree.leaves(tree), prunable, strict=True) if use]
+
+        leaves, counters = chosen(scores), chosen(n)
+        if not leaves:
+            return keep_all(n)
+        gradients = None if grads is None else chosen(grads)
+        shardings = tuple(sharding_of(leaf) for leaf in leaves)
         if self.kind == "nm":
             assert pattern is not None
-            return _select_blocks(scores, n, prunable, pattern, self.axis)
-        counts = jnp.asarray(budgets, jnp.uint32)
-        return _select(scores, n, counts, prunable, self.kind == "global")
+            request = Request(score, shardings, pattern=pattern, axis=self.axis)
+            masks = _select_blocks(request, leaves, gradients, counters)
+        else:
+            request = Request(score, shardings, together=self.kind == "global")
+            masks = _select(request, leaves, gradients, counters, _wide.wide(budgets))
+        found = iter(masks)
+        kept = [
+            next(found) if use else keep_all(leaf)
+            for leaf, use in zip(jax.tree.leaves(n), prunable, strict=True)
+        ]
+        return jax.tree.unflatten(jax.tree.structure(n), kept)
 
     def _pruned(self, params: PyTree) -> dict[str, Any]:
         chosen = flatten(self.prunable(params))
-        return {name: leaf for name, leaf in flatten(params).items() if chosen[name]}
+        found = {name: leaf for name, leaf in flatten(params).items() if chosen[name]}
+        if not found:
+            raise InfeasibleTraining(
+                f"no tensor matches prune={self.prune!r} exclude={self.exclude!r}"
+            )
+        return found
 
 
-def keys(scores: jax.Array, n: jax.Array) -> jax.Array:
-    """Map scores to integers in the same order, frozen weights above all, NaN just below."""
-    word: jax.Array = lax.bitcast_convert_type(jnp.abs(scores).astype(jnp.float32), jnp.uint32)
-    return jnp.where(n > 0, jnp.uint32(FROZEN), word)
+class Request(NamedTuple):
+    """What a selection is compiled for."""
+
+    score: Score
+    shardings: tuple[Any, ...]
+    """Where the masks are to be: with their weights. None leaves it to the compiler."""
+    together: bool = False
+    pattern: Pattern | None = None
+    axis: int = -1
 
 
-@partial(jax.jit, static_argnums=(3, 4))
+def _keys(score: Score, params: Leaves, grads: Leaves | None, n: Leaves) -> Leaves:
+    """Map |scores| to integers in the same order, frozen weights above all, NaN just below."""
+    scores = score(params, grads)
+    dtype = jnp.result_type(*scores)
+    word = np.dtype(UNSIGNED[np.dtype(dtype).itemsize])
+    frozen = word.type(np.iinfo(word).max)
+
+    def key(score: jax.Array, n: jax.Array) -> jax.Array:
+        bits = lax.bitcast_convert_type(jnp.abs(score).astype(dtype), word)
+        return jnp.where(n > 0, frozen, bits)
+
+    return [key(*pair) for pair in zip(scores, n, strict=True)]
+
+
+def _largest(holds: Callable[[jax.Array], jax.Array], count: int, dtype: Any) -> jax.Array:
+    """Find the largest numbers for which something holds that also holds for all smaller ones."""
+    bits = np.dtype(dtype).itemsize * 8
+
+    def bit(i: jax.Array, x: jax.Array) -> jax.Array:
+        candidate = x | (jnp.ones((), dtype) << (bits - 1 - i).astype(dtype))
+        return jnp.where(holds(candidate), candidate, x)
+
+    return jnp.asarray(lax.fori_loop(0, bits, bit, jnp.zeros(count, dtype)))
+
+
+def _index(shape: Sequence[int], first: int, stop: int) -> jax.Array:
+    """Number elements in the order of some axes; every device can do so for its own shard."""
+    index, stride = jnp.zeros(shape, jnp.uint32), 1
+    for axis in reversed(range(first, stop)):
+        index += lax.broadcasted_iota(jnp.uint32, shape, axis) * jnp.uint32(stride)
+        stride *= shape[axis]
+    return index
+
+
+@partial(jax.jit, static_argnums=0)
 def _select(
-    scores: PyTree, n: PyTree, budgets: jax.Array, prunable: tuple[bool, ...], together: bool
-) -> PyTree:
-    leaves, tree = jax.tree.flatten(jax.tree.map(keys, scores, n))
-    chosen = [k for k, use in zip(leaves, prunable, strict=True) if use]
-    if sum(k.size for k in chosen) >= 2**32:
-        raise InfeasibleTraining("more than 2**32 prunable weights")
-    group = [0 if together else j for j in range(len(chosen))]
-    order, position = [], 0
-    for k in chosen:
-        order.append(position + lax.iota(jnp.uint32, k.size).reshape(k.shape))
-        position += k.size if together else 0
+    request: Request, params: Leaves, grads: Leaves | None, n: Leaves, budgets: Wide
+) -> Leaves:
+    """Keep what is above a threshold, and of what equals it the first so many.
 
-    def count(test: Callable[[int], jax.Array]) -> jax.Array:
-        """Count, per group, where the test of each leaf holds."""
-        totals = jnp.stack([jnp.sum(test(j), dtype=jnp.uint32) for j in range(len(chosen))])
-        return jnp.sum(totals, keepdims=True) if together else totals
+    Only counts leave a shard. Those of one tensor may take more than 32 bits; so may its indices,
+    which therefore are two: of the row, and within it.
+    """
+    shapes = [p.shape for p in params]
+    leaves = range(len(shapes))
+    group = [0 if request.together else j for j in leaves]
+    dtype = jax.eval_shape(partial(_keys, request.score), params, grads, n)[0].dtype
 
-    def largest(enough: Callable[[jax.Array], jax.Array]) -> jax.Array:
-        """Return the largest x, per group, for which `enough` holds, from the top bit down."""
+    def key(j: int, *after: Any) -> jax.Array:
+        # A barrier, since a compiler that may share or hoist keys, or look at tensors at the same
+        # time, takes three times the memory of the network.
+        own = (params[j : j + 1], grads and grads[j : j + 1], n[j : j + 1])
+        return _keys(request.score, *lax.optimization_barrier((own, after))[0])[0].astype(dtype)
 
-        def bit(i: jax.Array, x: jax.Array) -> jax.Array:
-            candidate = x | (jnp.uint32(1) << (31 - i).astype(jnp.uint32))
-            return jnp.where(enough(candidate), candidate, x)
+    def each(test: Callable[[int, jax.Array], jax.Array], *after: Any) -> Wide:
+        counts: list[Wide] = []
+        for j in leaves:
+            counts.append(_wide.count(test(j, key(j, after, counts[-1:]))))
+        return _wide.stack(counts)
 
-        return jnp.asarray(lax.fori_loop(0, 32, bit, jnp.zeros_like(budgets)))
+    def grouped(counts: Wide) -> Wide:
+        if not request.together:
+            return counts
+        numbers = [Wide(counts.high[j : j + 1], counts.low[j : j + 1]) for j in leaves]
+        return reduce(_wide.add, numbers)
 
-    def tied(j: int, limit: jax.Array) -> jax.Array:
-        return jnp.logical_and(chosen[j] == threshold[group[j]], order[j] < limit[group[j]])
-
-    threshold = largest(lambda x: count(lambda j: chosen[j] >= x[group[j]]) >= budgets)
-    spare = budgets - count(lambda j: chosen[j] > threshold[group[j]])
-    ties = count(lambda j: chosen[j] == threshold[group[j]])
-    limit = lax.cond(
-        jnp.all(ties == spare),
-        lambda: jnp.full_like(budgets, FROZEN),
-        lambda: largest(lambda x: count(lambda j: tied(j, x)) <= spare),
+    threshold = _largest(
+        lambda x: _wide.at_most(budgets, grouped(each(lambda j, key: key >= x[group[j]], x))),
+        max(group) + 1,
+        dtype,
     )
-    kept = iter([(chosen[j] > threshold[group[j]]) | tied(j, limit) for j in range(len(chosen))])
-    return jax.tree.unflatten(
-        tree,
-        [
-            next(kept) if use else jnp.ones(k.shape, bool)
-            for k, use in zip(leaves, prunable, strict=True)
-        ],
-    )
+    ties = each(lambda j, key: key == threshold[group[j]])
+    spare = _wide.subtract(budgets, grouped(each(lambda j, key: key > threshold[group[j]], ties)))
+    if request.together:
+        spare = _deal(spare, ties)
+    axes = [_wide.one_word_axes(shape) for shape in shapes]
+
+    def first(j: int, key: jax.Array, row: jax.Array, place: jax.Array) -> jax.Array:
+        """Tell which ties come before a row, or a place in it."""
+        shape, axis = key.shape, axes[j]
+        before = _index(shape, axis, len(shape)) < place[j]
+        if axis:
+            rows = _index(shape, 0, axis)
+            before = (rows < row[j]) | ((rows == row[j]) & before)
+        return (key == threshold[group[j]]) & before
+
+    def search() -> tuple[jax.Array, jax.Array]:
+        row = none
+        if any(axes):
+            row = _largest(
+                lambda x: _wide.at_most(each(lambda j, key: first(j, key, x, none), x), spare),
+                len(shapes),
+                jnp.uint32,
+            )
+        place = _largest(
+            lambda x: _wide.at_most(each(lambda j, key: first(j, key, row, x), x), spare),
+            len(shapes),
+            jnp.uint32,
+        )
+        return row, place
+
+    none = jnp.zeros(len(shapes), jnp.uint32)
+    row, place = lax.cond(jnp.all(_wide.at_most(ties, spare)), lambda: (~none, ~none), search)
+    kept: Leaves = []
+    for j in leaves:
+        own = key(j, kept[-1:])
+        kept.append((own > threshold[group[j]]) | first(j, own, row, place))
+    return _placed(kept, request)
 
 
-@partial(jax.jit, static_argnums=(2, 3, 4))
-def _select_blocks(
-    scores: PyTree, n: PyTree, prunable: tuple[bool, ...], pattern: Pattern, axis: int
-) -> PyTree:
-    leaves, tree = jax.tree.flatten(jax.tree.map(keys, scores, n))
-    keep, length = pattern.n, pattern.m
+def _deal(spare: Wide, ties: Wide) -> Wide:
+    """Give what may still be kept of ties to the first tensors that have some."""
+    dealt, left = [], Wide(spare.high[0], spare.low[0])
+    for high, low in zip(ties.high, ties.low, strict=True):
+        dealt.append(_wide.smaller(Wide(high, low), left))
+        left = _wide.subtract(left, dealt[-1])
+    return _wide.stack(dealt)
+
+
+def _placed(masks: Leaves, request: Request) -> Leaves:
+    return [
+        mask if sharding is None else lax.with_sharding_constraint(mask, sharding)
+        for mask, sharding in zip(masks, request.shardings, strict=True)
+    ]
+
+
+@partial(jax.jit, static_argnums=0)
+def _select_blocks(request: Request, params: Leaves, grads: Leaves | None, n: Leaves) -> Leaves:
+    assert request.pattern is not None
+    keep, length = request.pattern.n, request.pattern.m
 
     def select(k: jax.Array) -> jax.Array:
-        moved = jnp.moveaxis(k, axis, -1)
+        moved = jnp.moveaxis(k, request.axis, -1)
         block = moved.reshape(*moved.shape[:-1], -1, length)
-        rank = jnp.zeros(block.shape, jnp.uint32)
+        rank = jnp.zeros(block.shape, jnp.uint8 if length < 256 else jnp.uint32)
         for j in range(length):
             other = block[..., j : j + 1]
             earlier = j < jnp.arange(length)
             rank += (other > block) | ((other == block) & earlier)
-        return jnp.moveaxis((rank < keep).reshape(moved.shape), -1, axis)
+        return jnp.moveaxis((rank < keep).reshape(moved.shape), -1, request.axis)
 
-    kept = [
-        select(k) if use else jnp.ones(k.shape, bool)
-        for k, use in zip(leaves, prunable, strict=True)
-    ]
-    return jax.tree.unflatten(tree, kept)
+    return _placed([select(k) for k in _keys(request.score, params, grads, n)], request)
 
 
 @dataclass(frozen=True)
@@ -237,12 +352,13 @@ class Pruner:
         full = self.scope.budgets(params, Level("dense", 0.0))
         progress = self.schedule.progress(step)
         budgets = [round(a - (a - b) * progress) for a, b in zip(full, final, strict=True)]
-        return self.scope.select(SCORES[self.score](params, grads), n, budgets, self.level.pattern)
+        score = SCORES[self.score]
+        return self.scope.select(params, n, budgets, self.level.pattern, score=score, grads=grads)
 
 
 def keep_all(params: PyTree) -> PyTree:
     """Return the mask that prunes nothing."""
-    return jax.tree.map(lambda p: jnp.ones(p.shape, bool), params)
+    return jax.tree.map(lambda p: jnp.ones_like(p, bool), params)
 
 
 def apply_mask(params: PyTree, kept: PyTree) -> PyTree:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+from jax.sharding import NamedSharding
 
 from elsa_train._errors import TrainError
 
@@ -54,3 +55,9 @@ def unflatten(template: PyTree, leaves: Mapping[str, Any]) -> PyTree:
 def size(tree: PyTree) -> int:
     """Count the elements of all leaves."""
     return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+def sharding_of(leaf: Any) -> NamedSharding | None:
+    """Return how a leaf is split over a mesh, if it is."""
+    sharding = None if isinstance(leaf, jax.core.Tracer) else getattr(leaf, "sharding", None)
+    return sharding if isinstance(sharding, NamedSharding) else None

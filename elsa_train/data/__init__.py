@@ -27,7 +27,7 @@ def load(name: str, data_dir: str | Path = "") -> Data:
         return check_data(name, _own(name, data_dir))
     if name not in _BUNDLED:
         raise BadRecipe(f"dataset {name!r}: found none such, expected one of {', '.join(NAMES)}")
-    if not os.fspath(data_dir) and name not in ("digits", "text"):
+    if not os.fspath(data_dir) and name not in READY:
         raise BadRecipe(f"dataset {name!r} is read from a directory: give data_dir (--data-dir)")
     data = _BUNDLED[name](Path(data_dir))
     return data if name == "text" else check_data(name, data)
@@ -111,3 +111,5 @@ _BUNDLED: dict[str, Callable[[Path], Data]] = {
     "text": _text,
 }
 NAMES = tuple(_BUNDLED)
+READY = ("digits", "text")
+"""Those that need no directory: the data comes with what is installed."""
