@@ -169,7 +169,7 @@ def _recipe_options(recipe: Recipe) -> list[click.Parameter]:
             kind = click.Choice(CHOICES[key])
         elif key == "dataset":
             kind = _DatasetType()
-        elif key == "data_dir":
+        elif key in ("data_dir", "text"):
             kind = click.Path()
         # Not a default of the option: a scope given beside it may bring its own.
         text = f"{field.metadata['help']}  [{value}]"

@@ -73,7 +73,9 @@ class Trainer:
                 f"batch_size: {recipe.batch_size} is not divisible by {self.mesh.size} devices"
             )
         if self.size("train") < recipe.batch_size:
-            raise BadRecipe(f"batch_size: {recipe.batch_size} exceeds {self.size('train')} images")
+            raise BadRecipe(
+                f"batch_size: {recipe.batch_size} exceeds the {self.size('train')} there are"
+            )
 
     def size(self, part: Part) -> int:
         """Return how many images are used."""

@@ -20,6 +20,9 @@ class Measure:
     digits: int
     higher: bool
     """Whether more of it is better."""
+    unit: str = ""
+    also: tuple[str, ...] = ()
+    """Other names for the same, of `of_language`, that tables have too."""
 
     def show(self, value: float) -> str:
         """Write a value, or a difference of two."""
@@ -31,7 +34,15 @@ class Measure:
 
 
 ACCURACY = Measure("accuracy", "accuracy, %", 100, 2, higher=True)
-LOSS = Measure("loss", "loss, nats per byte", 1, 3, higher=False)
+LOSS = Measure(
+    "loss",
+    "loss, nats per byte",
+    1,
+    3,
+    higher=False,
+    unit=", nats",
+    also=("bits_per_byte", "perplexity"),
+)
 
 
 def of_language(loss: float) -> dict[str, float]:

@@ -63,7 +63,7 @@ class Recipe:
     summary: str = _is("", "one line about the recipe")
     dataset: str = _is("digits", f"{', '.join(NAMES)}, or module:name of your own")
     data_dir: str = _is("", "where the data is")
-    text: str = _is("", "file to learn, for dataset text; without one, Python's own documentation")
+    text: str = _is("", "dataset text: the file to learn, or Python's own documentation")
     augment: str = _is("none", "what changes training images: crop-flip, flip, shift or none")
     model: str = _is("digits", "digits, speedyresnet, wideresnet, resnet50 or gpt")
     width: int = _is(0, "width of the model; 0 is the paper's", at_least=0, at_most=1 << 16)
@@ -114,7 +114,9 @@ class Recipe:
         at_least=0,
         at_most=MOST_EPOCHS,
     )
-    batch_size: int = _is(512, "images per step, over all devices", at_least=1, at_most=MOST)
+    batch_size: int = _is(
+        512, "images, or windows of text, per step, over all devices", at_least=1, at_most=MOST
+    )
     learning_rate: float = _is(
         0.2, "peak learning rate for a batch of 256; scales with the batch", above=0
     )
@@ -126,15 +128,18 @@ class Recipe:
     label_smoothing: float = _is(0.1, "label smoothing", at_least=0, at_most=1)
     validation: float = _is(
         0.02,
-        "part of the training images held out, to choose the final dense network by",
+        "part of the training images, or text, held out, to choose the final dense network by",
         at_least=0,
         below=1,
     )
     train_images: int = _is(
-        0, "use only the first so many training images; 0 is all", at_least=0, at_most=MOST
+        0,
+        "use only the first so many training images, or windows; 0 is all",
+        at_least=0,
+        at_most=MOST,
     )
     test_images: int = _is(
-        0, "use only the first so many test images; 0 is all", at_least=0, at_most=MOST
+        0, "use only the first so many test images, or windows; 0 is all", at_least=0, at_most=MOST
     )
 
     def __post_init__(self) -> None:

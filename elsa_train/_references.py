@@ -1,6 +1,7 @@
 """References: networks that have one level only, to compare a run's levels with."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 from elsa_train import _method
@@ -104,4 +105,4 @@ def _ignore(plan: Plan, phase: Phase) -> None:
 
 
 def _is_measured(value: object) -> bool:
-    return type(value) is float and 0 <= value <= 1
+    return type(value) is float and 0 <= value < math.inf

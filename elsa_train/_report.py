@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from elsa_train._files import drop_cut_line
-from elsa_train._measure import ACCURACY, Measure
+from elsa_train._measure import ACCURACY, Measure, of_language
 from elsa_train._multilevel import FrozenLevel
 from elsa_train._window import Report
 
@@ -140,19 +140,22 @@ def mean_std(values: Sequence[float | None]) -> tuple[float, float] | None:
 
 def table(seeds: Sequence[Sequence[Row]], measure: Measure = ACCURACY) -> str:
     """Write the paper's table: a row per level, mean ± std over the seeds."""
-    heads = {column: label for column, _, label in COLUMNS}
-    columns = [c for c in heads if any(getattr(row, c) is not None for row in seeds[0])]
+    labels = {column: f"{label}{measure.unit}" for column, _, label in COLUMNS}
+    columns = [c for c in labels if any(getattr(row, c) is not None for row in seeds[0])]
+    heads = [labels[c] for c in columns] + [f"ELSA, {m.replace('_', ' ')}" for m in measure.also]
     lines = [
-        "| level | actual sparsity | " + " | ".join(heads[c] for c in columns) + " |",
-        "| --- | --- | " + " | ".join("---" for _ in columns) + " |",
+        "| level | actual sparsity | " + " | ".join(heads) + " |",
+        "| --- | --- | " + " | ".join("---" for _ in heads) + " |",
     ]
     for rows in zip(*seeds, strict=True):
         sparsity = (
             "" if rows[0].level == "dense" else f"{statistics.fmean(r.sparsity for r in rows):.4%}"
         )
         cells = []
-        for column in columns:
-            found = mean_std([getattr(row, column) for row in rows])
+        values = [[getattr(row, column) for row in rows] for column in columns]
+        values += [[of_language(row.elsa)[metric] for row in rows] for metric in measure.also]
+        for value in values:
+            found = mean_std(value)
             cell = "" if found is None else measure.show(found[0])
             if found is not None and len(seeds) > 1:
                 cell += f" ± {measure.show(found[1])}"

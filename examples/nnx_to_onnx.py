@@ -1,6 +1,6 @@
 """Nested networks from a flax.nnx model, with your own loop, and each of them in ONNX Runtime.
 
-pip install '.[train,onnx]' jax2onnx
+pip install '.[flax-onnx]'
 python examples/nnx_to_onnx.py
 """
 

@@ -1,4 +1,4 @@
-"""A small decoder-only transformer over bytes: 870,912 parameters."""
+"""A small decoder-only transformer over bytes."""
 
 from functools import partial
 from typing import Any
@@ -47,7 +47,7 @@ class GPT(nn.Module):
     """Embeddings of bytes and places, blocks, norm, linear head: logits of the next byte."""
 
     num_classes: int = 256
-    width: int = 128
+    width: int = 64
     layers: int = 4
     context: int = 128
     dropout: float = 0.0
@@ -62,7 +62,7 @@ class GPT(nn.Module):
             self.num_classes, self.width, embedding_init=small, dtype=self.dtype, name="embed"
         )
         x = embed(x) + places[: x.shape[1]].astype(self.dtype)
-        heads = max(1, self.width // 32)
+        heads = self.width // 32 if self.width % 32 == 0 else 1
         for number in range(1, self.layers + 1):
             x = Block(heads, self.dropout, self.dtype, name=f"block{number}")(x, train)
         x = nn.LayerNorm(dtype=self.dtype, name="norm")(x)

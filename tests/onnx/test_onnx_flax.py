@@ -131,6 +131,28 @@ def test_nnx(tmp_path: Path) -> None:
     m.assert_near(m.run(tmp_path / "two.onnx", {"x": x}), [np.asarray(model(x))], 1e-5)
 
 
+def test_a_transformer_has_the_same_loss(tmp_path: Path) -> None:
+    gpt = pytest.importorskip("elsa_train.models").GPT(width=32, layers=1, context=16)
+    text = np.random.default_rng(0).integers(0, 256, (3, 17)).astype(np.int32)
+    variables = jax.jit(gpt.init)(jax.random.key(1), text[:, :-1])
+    elsa, template = tmp_path / "gpt.safetensors", tmp_path / "gpt.onnx"
+    write(elsa, flatten(variables["params"]), {})
+    template_from_flax(gpt, text[:1, :-1], elsa, template, train=False)
+    onnx.checker.check_model(template)
+    for level in (1, "dense"):
+        with elsa_format.open(elsa) as file:
+            filled = {"params": fill(variables["params"], file.load(level))}
+        expected = jax.jit(gpt.apply)(filled, text[:, :-1])
+        export(elsa, template, tmp_path / f"{level}.onnx", level=level)
+        (found,) = m.run(tmp_path / f"{level}.onnx", {"x": text[:, :-1]})
+        m.assert_near([found], [np.asarray(expected)], 1e-5)
+        losses = [
+            -np.mean(np.take_along_axis(jax.nn.log_softmax(logits), text[:, 1:, None], -1))
+            for logits in (found, expected)
+        ]
+        assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
 def test_a_file_of_another_model_is_refused(tmp_path: Path) -> None:
     model, x = Block(), m.weights(2, 16, 16, 3)
     elsa = tmp_path / "net.safetensors"
