@@ -15,11 +15,12 @@ import numpy as np
 from elsa_train import _method
 from elsa_train._checkpointing import Checkpoints, Saved, StopSignal
 from elsa_train._errors import BadRecipe, Interrupted, NotReproduced
+from elsa_train._file import write_file
 from elsa_train._files import cut, read_json, replacing, write_json
 from elsa_train._jaxpruner import JaxprunerRule, jaxpruner_rules, make_updater
 from elsa_train._levels import Level, parse_levels
 from elsa_train._loop import MaskRule, Phase, Plan, Trainer
-from elsa_train._multilevel import Network, Progress, Result, multi_level, write_file
+from elsa_train._multilevel import Network, Progress, Result, multi_level
 from elsa_train._recipe import MOST, Recipe
 from elsa_train._report import Reporter, Row
 from elsa_train._schedule import Schedule
@@ -150,11 +151,9 @@ class Run:
                 checkpoints.close()
 
     def write(self, result: Result) -> None:
-        """Write the file from the first process, and measure each level again from it."""
-        if jax.process_index() == 0:
-            settings = {k: v for k, v in self.settings.items() if k != "data_dir"}
-            write_file(self.output.model, result, settings=settings, force=True)
-        _wait("written")
+        """Write the file, and measure each level again from it."""
+        settings = {k: v for k, v in self.settings.items() if k != "data_dir"}
+        write_file(self.output.model, result, settings=settings, force=True)
         for t, frozen in enumerate(result.levels, 1):
             found = self.trainer.evaluate(load_network(self.output.model, t, self.trainer))
             if found != frozen.metrics:
