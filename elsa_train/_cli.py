@@ -17,6 +17,7 @@ from click.shell_completion import CompletionItem
 from elsa_format import ElsaError
 from elsa_format.cli import SETTINGS, VERSION, escape, reports_errors, say, standard_output
 from elsa_train._errors import TrainError
+from elsa_train._levels import parse_levels
 from elsa_train._recipe import CHOICES, FIELDS, MOST, Recipe, read_recipe, recipe_names
 from elsa_train.data import NAMES, READY
 
@@ -133,6 +134,12 @@ def _run_options() -> list[click.Parameter]:
             default=False,
             help="also train each level alone, from scratch, for as many steps as the whole run",
         ),
+        click.Option(
+            ["--alone-levels"],
+            metavar="NAMES",
+            help="with --alone, only these, as 99%,75%,dense  [all]",
+            show_default=False,
+        ),
         click.Option(["--checkpoint-every"], type=click.IntRange(1), default=500, help="in steps"),
         _Renamed(
             ["-f", "--force", "restart"],
@@ -207,6 +214,7 @@ def _train(
     reference: bool,
     equal_epochs: bool,
     alone: bool,
+    alone_levels: str | None,
     checkpoint_every: int,
     restart: bool,
     plot: str,
@@ -227,6 +235,7 @@ def _train(
     except UnicodeEncodeError:
         raise click.UsageError(f"--output: {str(folder)!r} is not UTF-8.") from None
     _check_hosts(coordinator, processes, process)
+    only = _alone_levels(recipe, alone, alone_levels)
     with _using_jax():
         import jax
 
@@ -261,6 +270,7 @@ def _train(
                         reporter,
                         restart=restart,
                         columns=columns,
+                        only=only,
                     )
                 )
             finally:
@@ -293,6 +303,19 @@ def _train(
         say(text.rstrip("\n"))
         for output in outputs.values():
             say(f"wrote {output.model}", err=True)
+
+
+def _alone_levels(recipe: Recipe, alone: bool, given: str | None) -> list[str] | None:
+    if given is None:
+        return None
+    if not alone:
+        raise click.UsageError("--alone-levels goes with --alone.")
+    known = [*(level.name for level in parse_levels(recipe.levels)), "dense"]
+    wanted = [name.strip() for name in given.split(",")]
+    for name in wanted:
+        if name not in known:
+            raise click.UsageError(f"--alone-levels: {name!r} is not one of {', '.join(known)}.")
+    return wanted
 
 
 def _check_hosts(coordinator: str | None, processes: int, process: int) -> None:

@@ -28,7 +28,9 @@ def check_columns(run: Run, columns: Sequence[str]) -> None:
         )
 
 
-def fill(run: Run, rows: Sequence[Row], columns: Sequence[str]) -> list[Row]:
+def fill(
+    run: Run, rows: Sequence[Row], columns: Sequence[str], only: Sequence[str] | None
+) -> list[Row]:
     """Measure the references of these columns, resuming from those already measured."""
     cache = run.output.references
     known: dict[str, float] = read_json(cache) or {}
@@ -37,6 +39,8 @@ def fill(run: Run, rows: Sequence[Row], columns: Sequence[str]) -> list[Row]:
     filled = []
     for t, row in enumerate(rows):
         for column, train in _wanted(run, columns, t if t < len(run.levels) else None):
+            if column == "alone" and only is not None and row.level not in only:
+                continue
             key = f"{column} {row.level}"
             if key not in known:
                 known[key] = train()

@@ -166,8 +166,12 @@ def run_seed(
     *,
     restart: bool = False,
     columns: Sequence[str] = (),
+    only: Sequence[str] | None = None,
 ) -> list[Row]:
-    """Train one seed, write its file, and return its rows of the table, with these references."""
+    """Train one seed, write its file, and return its rows of the table, with these references.
+
+    `only` names the levels to train alone, if not all.
+    """
     from elsa_train import _references, _training
 
     started = time.monotonic()
@@ -191,6 +195,6 @@ def run_seed(
         seconds = time.monotonic() - started
         output.write_results(run.settings, rows, seconds)
     if columns:
-        rows = _references.fill(run, rows, columns)
+        rows = _references.fill(run, rows, columns, only)
         output.write_results(run.settings, rows, seconds)
     return rows
