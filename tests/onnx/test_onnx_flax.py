@@ -147,7 +147,7 @@ def test_a_transformer_has_the_same_loss(tmp_path: Path) -> None:
         (found,) = m.run(tmp_path / f"{level}.onnx", {"x": text[:, :-1]})
         m.assert_near([found], [np.asarray(expected)], 1e-5)
         losses = [
-            -np.mean(np.take_along_axis(jax.nn.log_softmax(logits), text[:, 1:, None], -1))
+            -float(np.mean(np.take_along_axis(jax.nn.log_softmax(logits), text[:, 1:, None], -1)))
             for logits in (found, expected)
         ]
         assert losses[0] == pytest.approx(losses[1], rel=1e-6)
