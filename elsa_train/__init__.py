@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from elsa_train import data, models
+    from elsa_train._file import check_target, write_file
     from elsa_train._jaxpruner import JaxprunerRule, jaxpruner_rules
     from elsa_train._joint import Joint, masked, nest
     from elsa_train._levels import Level, check_levels, parse_levels
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
         Sparsify,
         multi_level,
         no_densify,
-        write_file,
     )
     from elsa_train._recalibrate import recalibrate
     from elsa_train._recipe import Recipe, read_recipe
@@ -66,6 +66,7 @@ __all__ = [
     "Sparsify",
     "apply_updates",
     "check_levels",
+    "check_target",
     "counters",
     "data",
     "embed",
@@ -88,6 +89,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "_file": ("check_target", "write_file"),
     "_jaxpruner": ("JaxprunerRule", "jaxpruner_rules"),
     "_joint": ("Joint", "masked", "nest"),
     "_levels": ("Level", "check_levels", "parse_levels"),
@@ -111,7 +113,6 @@ _HOME = {
         "Sparsify",
         "multi_level",
         "no_densify",
-        "write_file",
     ),
     "_recalibrate": ("recalibrate",),
     "_recipe": ("Recipe", "read_recipe"),

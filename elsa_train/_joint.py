@@ -7,12 +7,13 @@ whose budget covers its rank, and each step trains one level, or the dense netwo
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
 from elsa_train import _method
 from elsa_train._errors import InfeasibleTraining
@@ -113,14 +114,12 @@ class Joint:
 
     def draw(self, step: int, seed: Sequence[int]) -> int:
         """Return the level that a step trains, a function of step and seed alone."""
-        round_, place = divmod(step, len(self._deck))
-        return int(_shuffled(self._deck, (*seed, round_))[place])
+        round_, place = divmod(step, sum(self._shares))
+        return int(_shuffled(self._shares, (*seed, round_))[place])
 
     @cached_property
-    def _deck(self) -> tuple[int, ...]:
-        numbers = [*range(1, len(self.levels) + 1), DENSE]
-        shares = self.shares or usual_shares(len(self.levels))
-        return tuple(t for t, share in zip(numbers, shares, strict=True) for _ in range(share))
+    def _shares(self) -> tuple[int, ...]:
+        return self.shares or usual_shares(len(self.levels))
 
 
 def nest(
@@ -166,8 +165,11 @@ def _where_free(n: PyTree, new: PyTree, old: PyTree) -> PyTree:
     return jax.tree.map(lambda n, new, old: jnp.where(n == 0, new, old), n, new, old)
 
 
-def _shuffled(deck: tuple[int, ...], seed: tuple[int, ...]) -> Any:
-    return np.random.default_rng(seed).permutation(deck)
+@lru_cache(maxsize=8)
+def _shuffled(shares: tuple[int, ...], seed: tuple[int, ...]) -> NDArray[np.int64]:
+    """Return the levels of one round."""
+    numbers = [*range(1, len(shares)), DENSE]
+    return np.random.default_rng(seed).permutation(np.repeat(numbers, shares))
 
 
 @jax.jit

@@ -337,5 +337,5 @@ def _sparsity(kept: PyTree) -> jax.Array:
     leaves = jax.tree.leaves(kept)
     total = sum(leaf.size for leaf in leaves)
     # Of masks, and of counters: the sparsest level has what is 1.
-    zeros = sum(jnp.sum(leaf != 1, dtype=jnp.uint32) for leaf in leaves)
+    zeros = sum(jnp.sum(leaf != 1, dtype=jnp.float32) for leaf in leaves)
     return jnp.asarray(zeros / total)

@@ -9,12 +9,13 @@ import jax
 import jax.numpy as jnp
 
 from elsa_train._errors import BadRecipe, NotReproduced
+from elsa_train._file import write_file
 from elsa_train._folder import Output, load_network, wait
 from elsa_train._jaxpruner import JaxprunerRule, jaxpruner_rules, make_updater
 from elsa_train._joint import Joint
 from elsa_train._levels import Level, parse_levels
 from elsa_train._loop import Part, Trainer
-from elsa_train._multilevel import Network, Result, write_file
+from elsa_train._multilevel import Network, Result
 from elsa_train._plan import MaskRule, Plan
 from elsa_train._recipe import MOST, Recipe
 from elsa_train._report import Reporter, Row
@@ -138,11 +139,9 @@ class Run:
         return sparse
 
     def write(self, result: Result) -> None:
-        """Write the file from the first process, and measure each level again from it."""
-        if jax.process_index() == 0:
-            settings = {k: v for k, v in self.settings.items() if k not in ("data_dir", "text")}
-            write_file(self.output.model, result, settings=settings, force=True)
-        wait("written")
+        """Write the file, and measure each level again from it."""
+        settings = {k: v for k, v in self.settings.items() if k not in ("data_dir", "text")}
+        write_file(self.output.model, result, settings=settings, force=True)
         for t, frozen in enumerate(result.levels, 1):
             found = self.trainer.evaluate(load_network(self.output.model, t, self.trainer))
             if found != frozen.metrics:

@@ -82,7 +82,7 @@ class Scope:
 
     def prunable(self, params: PyTree) -> PyTree:
         """Tell for each leaf whether it may lose weights."""
-        return jax.tree.map(self.matches, names(params))
+        return jax.tree.map(lambda n, p: self.matches(n) and p.size > 0, names(params), params)
 
     def matches(self, name: str) -> bool:
         """Tell whether the tensor of this name may lose weights."""
@@ -229,7 +229,9 @@ def _select(
         # A barrier, since a compiler that may share or hoist keys, or look at tensors at the same
         # time, takes three times the memory of the network.
         own = (params[j : j + 1], grads and grads[j : j + 1], n[j : j + 1])
-        return _keys(request.score, *lax.optimization_barrier((own, after))[0])[0].astype(dtype)
+        own, _ = lax.optimization_barrier((own, after))  # type: ignore[no-untyped-call]
+        found: jax.Array = _keys(request.score, *own)[0]
+        return found.astype(dtype)
 
     def each(test: Callable[[int, jax.Array], jax.Array], *after: Any) -> Wide:
         counts: list[Wide] = []
@@ -298,7 +300,7 @@ def _deal(spare: Wide, ties: Wide) -> Wide:
 
 def _placed(masks: Leaves, request: Request) -> Leaves:
     return [
-        mask if sharding is None else lax.with_sharding_constraint(mask, sharding)
+        mask if sharding is None else lax.with_sharding_constraint(mask, sharding)  # type: ignore[no-untyped-call]
         for mask, sharding in zip(masks, request.shardings, strict=True)
     ]
 

@@ -14,6 +14,7 @@ from elsa_train._multilevel import FrozenLevel, Network, Progress, Result, multi
 from elsa_train._plan import Phase, Plan
 from elsa_train._run import JOINT, Run
 from elsa_train._tree import flatten, size
+from elsa_train._wide import whole
 
 PyTree = Any
 Metrics = dict[str, float]
@@ -57,10 +58,11 @@ class _Saving:
 
 def check_budget(run: Run, frozen: FrozenLevel, network: Network) -> None:
     """Refuse a level that has not the weights it was to have."""
-    counts = flatten(_method.count_nonzero(network.params))
-    kept = sum(int(n) for name, n in counts.items() if run.scope.matches(name))
+    names = flatten(network.params)
+    counts = zip(names, _method.count_nonzero(network.params), strict=True)
+    kept = sum(whole(count) for name, count in counts if run.scope.matches(name))
     budget = sum(run.scope.budgets(network.params, frozen.level))
-    if abs(kept - budget) > max(TOLERANCE * size(network.params), len(counts)):
+    if abs(kept - budget) > max(TOLERANCE * size(network.params), len(names)):
         raise MissedBudget(
             f"level {frozen.level.name}: keeps {kept} prunable weights, its budget is {budget}: "
             f"the others are exactly zero, or too small for {run.recipe.store_dtype}; train it "
