@@ -9,7 +9,7 @@ SPARSE := converters/elsa_converters/onnx_sparse/native
 SPARSE_C := -std=c11 -ffp-contract=fast -Wall -Wextra -Wconversion -Wpedantic -Werror
 CHECK = $(filter-out %/ops.c,$(wildcard $(SPARSE)/*.c)) tests/sparse/check.c -I$(SPARSE) -lm -lpthread
 
-.PHONY: demo web test test-install test-torch test-runtimes test-neon lint bench asan tsan fuzz clean
+.PHONY: demo web test test-install test-torch test-runtimes test-neon lint bench results asan tsan fuzz clean
 .DEFAULT_GOAL := test
 
 $(VENV)/ready: pyproject.toml constraints.txt CMakeLists.txt $(wildcard elsa_format/*.c elsa_format/native/* $(SPARSE)/*)
@@ -79,6 +79,10 @@ lint: $(VENV)/ready  ## ruff, mypy, import-linter, compilers' warnings
 
 bench: $(VENV)/ready  ## measure, and write docs/benchmarks.md
 	$(BIN)/python -m benchmarks
+
+PARTS ?=
+results: $(VENV)/ready  ## train every network of docs/results.md, and write its tables: hours, goes on where it stopped
+	$(BIN)/python -m benchmarks.results $(PARTS)
 
 asan: $(VENV)/ready  ## the kernels' tests with the C module under AddressSanitizer and UBSan
 	mkdir -p .cache/asan
