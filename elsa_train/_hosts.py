@@ -5,19 +5,23 @@ Any sharding will do. A tensor is gathered by itself, and only if its owner has 
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import jax
 import numpy as np
+from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
 from elsa_format.plugins import BLOCK
 from elsa_train._errors import InfeasibleTraining
-from elsa_train._tree import flatten
+from elsa_train._tree import flatten, sharding_of
 
 PyTree = Any
+SLICES = 16 << 20
+"""Bytes of a tensor that are on their way at a time."""
+
 Box = tuple[tuple[int, int], ...]
 """First and last element of a part, along each axis."""
 
@@ -68,10 +72,9 @@ class Hosts:
 
     def _all(self, row: NDArray[Any]) -> NDArray[Any]:
         split = _sharding(self._mesh, "process")
-        whole = jax.make_array_from_process_local_data(
-            split, row[None], (len(self._rows), *row.shape)
-        )
-        return np.asarray(jax.device_put(whole, _sharding(self._mesh)))
+        shape = (len(self._rows), *row.shape)
+        rows = jax.make_array_from_callback(shape, split, lambda _: row[None])
+        return np.asarray(jax.device_put(rows, _sharding(self._mesh)))
 
     def check(self, network: PyTree) -> None:
         """Refuse what can't be trained or written together, before it is tried."""
@@ -113,20 +116,18 @@ class Hosts:
         All must call it. Blocks hold, but for the last, a multiple of 8 elements.
         """
         if isinstance(array, jax.Array) and not self._has_all(array, owner):
-            array = self._gather(array)
-        if owner != self.number:
-            return
-        for block in _in_eights(_in_order(array)):
-            yield block.astype(dtype or block.dtype, copy=False)
+            array = self._collect(array, owner == self.number)
+        if owner == self.number:
+            for block in _in_eights(_in_order(array)):
+                yield block.astype(dtype or block.dtype, copy=False)
 
     def everywhere(self, array: Any) -> NDArray[Any]:
         """Give a whole tensor to every process."""
-        if isinstance(array, jax.Array) and not all(
-            self._has_all(array, n) for n in range(len(self.processes))
-        ):
-            array = self._gather(array)
-        parts = list(_in_order(array))
-        return np.concatenate([part.reshape(-1) for part in parts]).reshape(array.shape)
+        several = range(len(self.processes))
+        if isinstance(array, jax.Array) and not all(self._has_all(array, n) for n in several):
+            array = self._collect(array, wanted=True)
+        parts = [part.reshape(-1) for part in _in_order(array)]
+        return np.concatenate(parts).reshape(array.shape)
 
     def _has_all(self, array: jax.Array, owner: int) -> bool:
         if array.is_fully_addressable:
@@ -139,16 +140,47 @@ class Hosts:
         }
         return sum(map(_volume, own)) == array.size
 
-    def _gather(self, array: jax.Array) -> jax.Array:
-        """Copy a tensor once to each process, split over its devices if it can be."""
-        local = self._mesh.shape["local"]
-        axes = [axis for axis, length in enumerate(array.shape) if length and length % local == 0]
-        # Parts along the first axis are in order: nobody has to put them together.
-        axis = 0 if 0 in axes else max(axes, key=lambda axis: array.shape[axis], default=None)
-        parts = [None] * array.ndim if axis is None else [None] * axis + ["local"]
-        gathered: jax.Array = jax.device_put(array, _sharding(self._mesh, *parts))
-        gathered.block_until_ready()  # one at a time
-        return gathered
+    def _collect(self, array: jax.Array, wanted: bool) -> NDArray[Any] | None:
+        """Put a tensor together on the hosts that want it.
+
+        A slice of each shard goes to all devices, then the next: a device needs room for a few
+        slices, a host for the tensor.
+        """
+        sharding = sharding_of(array) or _sharding(self._mesh)
+        array = jax.device_put(array, sharding)
+        local = sharding.shard_shape(array.shape)
+        axis = int(np.argmax(local))
+        length, parts = local[axis], array.shape[axis] // local[axis]
+        step = max(1, min(length, SLICES * length * parts // array.nbytes))
+        whole = np.empty(array.shape, array.dtype) if wanted else None
+        for start in range(0, length, step):
+            size = min(step, length - start)
+            slices = _take(sharding, axis, size)(array, np.int32(start))
+            if whole is None:
+                slices.block_until_ready()  # one at a time
+                continue
+            found = np.asarray(slices)
+            for part in range(parts):
+                at = part * length + start
+                whole[_along(axis, at, size)] = found[_along(axis, part * size, size)]
+        return whole
+
+
+@lru_cache(maxsize=256)
+def _take(sharding: NamedSharding, axis: int, size: int) -> Any:
+    """Make what takes a slice of each shard, and copies them to all devices."""
+    mesh: Any = sharding.mesh
+    spec, everywhere = sharding.spec, _sharding(mesh)
+
+    def take(shard: jax.Array, start: jax.Array) -> jax.Array:
+        return lax.dynamic_slice_in_dim(shard, start, size, axis)
+
+    own = jax.shard_map(take, mesh=mesh, in_specs=(spec, everywhere.spec), out_specs=spec)
+    return jax.jit(own, out_shardings=everywhere)
+
+
+def _along(axis: int, start: int, size: int) -> tuple[slice, ...]:
+    return (*[slice(None)] * axis, slice(start, start + size))
 
 
 def _in_order(array: Any) -> Iterator[NDArray[Any]]:
