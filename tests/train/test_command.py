@@ -169,7 +169,7 @@ def test_more_steps_than_a_device_can_count_are_refused(monkeypatch, tmp_path):
     monkeypatch.setattr("elsa_train._run.MOST", 400)
     found = CliRunner().invoke(train, ["digits"])
     assert found.exit_code == 2
-    assert found.output == "error: dense: 440 steps, expected at most 400\n"
+    assert found.output == "error: dense: 420 steps, expected at most 400\n"
     assert list(tmp_path.iterdir()) == []
 
 
