@@ -86,7 +86,8 @@ def _as_function(
             filled = jax.tree.map(lambda leaf: leaf, state)
             nnx.replace_by_pure_dict(filled, _unflatten(pure, leaves))
             net = nnx.merge(graph, filled, *rest)
-            net.eval()  # a graph has no statistics to learn, and nothing random
+            # A graph has no statistics to learn, and nothing random.
+            net.eval()  # type: ignore[no-untyped-call]
             return net(*xs, **arguments)
 
         return call_nnx, _flatten([pure])
