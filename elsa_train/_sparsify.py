@@ -6,30 +6,26 @@ sort: thresholds are found bit by bit on the integer patterns of the scores.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import partial
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
+from jax.sharding import NamedSharding
 
 from elsa_format.levels import Pattern, kept_count
-from elsa_train import _wide
 from elsa_train._errors import InfeasibleTraining
 from elsa_train._levels import Level, check_blocks, check_levels
-from elsa_train._method import UNSIGNED
+from elsa_train._ranking import Leaves, Ranking, Score, keys, select_largest
 from elsa_train._schedule import Schedule
 from elsa_train._tree import flatten, names, sharding_of
-from elsa_train._wide import Wide
 
 PyTree = Any
-Leaves = list[Any]
 ScopeName = Literal["global", "uniform", "nm"]
-Score = Callable[[PyTree, PyTree], PyTree]
 
 
 def given(params: PyTree, grads: PyTree) -> PyTree:
@@ -144,11 +140,13 @@ class Scope:
         shardings = tuple(sharding_of(leaf) for leaf in leaves)
         if self.kind == "nm":
             assert pattern is not None
-            request = Request(score, shardings, pattern=pattern, axis=self.axis)
+            request = Request(score, shardings, pattern, self.axis)
             masks = _select_blocks(request, leaves, gradients, counters)
         else:
-            request = Request(score, shardings, together=self.kind == "global")
-            masks = _select(request, leaves, gradients, counters, _wide.wide(budgets))
+            together = self.kind == "global"
+            masks = select_largest(
+                Ranking(score, together, shardings), leaves, gradients, counters, budgets
+            )
         found = iter(masks)
         kept = [
             next(found) if use else keep_all(leaf)
@@ -170,139 +168,10 @@ class Request(NamedTuple):
     """What a selection is compiled for."""
 
     score: Score
-    shardings: tuple[Any, ...]
+    shardings: tuple[NamedSharding | None, ...]
     """Where the masks are to be: with their weights. None leaves it to the compiler."""
-    together: bool = False
     pattern: Pattern | None = None
     axis: int = -1
-
-
-def _keys(score: Score, params: Leaves, grads: Leaves | None, n: Leaves) -> Leaves:
-    """Map |scores| to integers in the same order, frozen weights above all, NaN just below."""
-    scores = score(params, grads)
-    dtype = jnp.result_type(*scores)
-    word = np.dtype(UNSIGNED[np.dtype(dtype).itemsize])
-    frozen = word.type(np.iinfo(word).max)
-
-    def key(score: jax.Array, n: jax.Array) -> jax.Array:
-        bits = lax.bitcast_convert_type(jnp.abs(score).astype(dtype), word)
-        return jnp.where(n > 0, frozen, bits)
-
-    return [key(*pair) for pair in zip(scores, n, strict=True)]
-
-
-def _largest(holds: Callable[[jax.Array], jax.Array], count: int, dtype: Any) -> jax.Array:
-    """Find the largest numbers for which something holds that also holds for all smaller ones."""
-    bits = np.dtype(dtype).itemsize * 8
-
-    def bit(i: jax.Array, x: jax.Array) -> jax.Array:
-        candidate = x | (jnp.ones((), dtype) << (bits - 1 - i).astype(dtype))
-        return jnp.where(holds(candidate), candidate, x)
-
-    return jnp.asarray(lax.fori_loop(0, bits, bit, jnp.zeros(count, dtype)))
-
-
-def _index(shape: Sequence[int], first: int, stop: int) -> jax.Array:
-    """Number elements in the order of some axes; every device can do so for its own shard."""
-    index, stride = jnp.zeros(shape, jnp.uint32), 1
-    for axis in reversed(range(first, stop)):
-        index += lax.broadcasted_iota(jnp.uint32, shape, axis) * jnp.uint32(stride)
-        stride *= shape[axis]
-    return index
-
-
-@partial(jax.jit, static_argnums=0)
-def _select(
-    request: Request, params: Leaves, grads: Leaves | None, n: Leaves, budgets: Wide
-) -> Leaves:
-    """Keep what is above a threshold, and of what equals it the first so many.
-
-    Only counts leave a shard. Those of one tensor may take more than 32 bits; so may its indices,
-    which therefore are two: of the row, and within it.
-    """
-    shapes = [p.shape for p in params]
-    leaves = range(len(shapes))
-    group = [0 if request.together else j for j in leaves]
-    dtype = jax.eval_shape(partial(_keys, request.score), params, grads, n)[0].dtype
-
-    def key(j: int, *after: Any) -> jax.Array:
-        # A barrier, since a compiler that may share or hoist keys, or look at tensors at the same
-        # time, takes three times the memory of the network.
-        own = (params[j : j + 1], grads and grads[j : j + 1], n[j : j + 1])
-        own, _ = lax.optimization_barrier((own, after))  # type: ignore[no-untyped-call]
-        found: jax.Array = _keys(request.score, *own)[0]
-        return found.astype(dtype)
-
-    def each(test: Callable[[int, jax.Array], jax.Array], *after: Any) -> Wide:
-        counts: list[Wide] = []
-        for j in leaves:
-            counts.append(_wide.count(test(j, key(j, after, counts[-1:]))))
-        return _wide.stack(counts)
-
-    def grouped(counts: Wide) -> Wide:
-        if not request.together:
-            return counts
-        numbers = [Wide(counts.high[j : j + 1], counts.low[j : j + 1]) for j in leaves]
-        return reduce(_wide.add, numbers)
-
-    threshold = _largest(
-        lambda x: _wide.at_most(budgets, grouped(each(lambda j, key: key >= x[group[j]], x))),
-        max(group) + 1,
-        dtype,
-    )
-    ties = each(lambda j, key: key == threshold[group[j]])
-    spare = _wide.subtract(budgets, grouped(each(lambda j, key: key > threshold[group[j]], ties)))
-    if request.together:
-        spare = _deal(spare, ties)
-    axes = [_wide.one_word_axes(shape) for shape in shapes]
-
-    def first(j: int, key: jax.Array, row: jax.Array, place: jax.Array) -> jax.Array:
-        """Tell which ties come before a row, or a place in it."""
-        shape, axis = key.shape, axes[j]
-        before = _index(shape, axis, len(shape)) < place[j]
-        if axis:
-            rows = _index(shape, 0, axis)
-            before = (rows < row[j]) | ((rows == row[j]) & before)
-        return (key == threshold[group[j]]) & before
-
-    def search() -> tuple[jax.Array, jax.Array]:
-        row = none
-        if any(axes):
-            row = _largest(
-                lambda x: _wide.at_most(each(lambda j, key: first(j, key, x, none), x), spare),
-                len(shapes),
-                jnp.uint32,
-            )
-        place = _largest(
-            lambda x: _wide.at_most(each(lambda j, key: first(j, key, row, x), x), spare),
-            len(shapes),
-            jnp.uint32,
-        )
-        return row, place
-
-    none = jnp.zeros(len(shapes), jnp.uint32)
-    row, place = lax.cond(jnp.all(_wide.at_most(ties, spare)), lambda: (~none, ~none), search)
-    kept: Leaves = []
-    for j in leaves:
-        own = key(j, kept[-1:])
-        kept.append((own > threshold[group[j]]) | first(j, own, row, place))
-    return _placed(kept, request)
-
-
-def _deal(spare: Wide, ties: Wide) -> Wide:
-    """Give what may still be kept of ties to the first tensors that have some."""
-    dealt, left = [], Wide(spare.high[0], spare.low[0])
-    for high, low in zip(ties.high, ties.low, strict=True):
-        dealt.append(_wide.smaller(Wide(high, low), left))
-        left = _wide.subtract(left, dealt[-1])
-    return _wide.stack(dealt)
-
-
-def _placed(masks: Leaves, request: Request) -> Leaves:
-    return [
-        mask if sharding is None else lax.with_sharding_constraint(mask, sharding)  # type: ignore[no-untyped-call]
-        for mask, sharding in zip(masks, request.shardings, strict=True)
-    ]
 
 
 @partial(jax.jit, static_argnums=0)
@@ -310,7 +179,7 @@ def _select_blocks(request: Request, params: Leaves, grads: Leaves | None, n: Le
     assert request.pattern is not None
     keep, length = request.pattern.n, request.pattern.m
 
-    def select(k: jax.Array) -> jax.Array:
+    def select(k: jax.Array, sharding: NamedSharding | None) -> jax.Array:
         moved = jnp.moveaxis(k, request.axis, -1)
         block = moved.reshape(*moved.shape[:-1], -1, length)
         rank = jnp.zeros(block.shape, jnp.uint8 if length < 256 else jnp.uint32)
@@ -318,9 +187,14 @@ def _select_blocks(request: Request, params: Leaves, grads: Leaves | None, n: Le
             other = block[..., j : j + 1]
             earlier = j < jnp.arange(length)
             rank += (other > block) | ((other == block) & earlier)
-        return jnp.moveaxis((rank < keep).reshape(moved.shape), -1, request.axis)
+        mask = jnp.moveaxis((rank < keep).reshape(moved.shape), -1, request.axis)
+        if sharding is None:
+            return mask
+        placed: jax.Array = lax.with_sharding_constraint(mask, sharding)  # type: ignore[no-untyped-call]
+        return placed
 
-    return _placed([select(k) for k in _keys(request.score, params, grads, n)], request)
+    found = keys(request.score, params, grads, n)
+    return [select(k, s) for k, s in zip(found, request.shardings, strict=True)]
 
 
 @dataclass(frozen=True)
