@@ -38,8 +38,10 @@ def test_bundled_recipes_can_be_trained(name, scope):
     recipe = read_recipe(name, {"scope": scope})
     assert recipe.summary
     model = build(recipe.model, num_classes=CLASSES.get(recipe.dataset, 10), width=recipe.width)
-    shape = {"digits": (1, 8, 8, 1), "fashion-mnist": (1, 28, 28, 1)}.get(name, (1, 32, 32, 3))
-    params = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros(shape))["params"]
+    shapes = {"digits": (1, 8, 8, 1), "fashion-mnist": (1, 28, 28, 1), "text-gpt": (1, 128)}
+    dtype = jnp.int32 if recipe.dataset == "text" else jnp.float32
+    inputs = jnp.zeros(shapes.get(name, (1, 32, 32, 3)), dtype)
+    params = jax.eval_shape(model.init, jax.random.key(0), inputs)["params"]
     levels = parse_levels(recipe.levels)
     bits = Scope(scope, recipe.prune, recipe.exclude, recipe.axis).check(params, levels)
     assert bits == (6 if name == "cifar10-stress" else 2)
