@@ -46,8 +46,8 @@ def keys(score: Score, params: Leaves, grads: Leaves | None, n: Leaves) -> Leave
     frozen = word.type(np.iinfo(word).max)
 
     def key(score: jax.Array, n: jax.Array) -> jax.Array:
-        bits = lax.bitcast_convert_type(jnp.abs(score).astype(dtype), word)
-        return jnp.where(n > 0, frozen, bits)
+        bits = lax.bitcast_convert_type(score.astype(dtype), word)
+        return jnp.where(n > 0, frozen, bits & (frozen >> 1))
 
     return [key(*pair) for pair in zip(scores, n, strict=True)]
 
@@ -186,8 +186,7 @@ class _Shards:
             at: list[Any] = [0] * len(shape)
             if shape:
                 at[axis] = start
-            cut = partial(lax.dynamic_slice_in_dim, start_index=start, slice_size=step, axis=axis)
-            key = self.key(j, cut if shape else lambda x: x)
+            key = self.key(j, (lambda x: _slice(x, start, step, axis)) if shape else lambda x: x)
             found = test(key, at)
             if length % step:
                 found &= lax.broadcasted_iota(jnp.int32, key.shape, axis) + start >= i * step
@@ -222,6 +221,15 @@ class _Shards:
             return counts
         numbers = [Wide(counts.high[j : j + 1], counts.low[j : j + 1]) for j in self.leaves]
         return reduce(_wide.add, numbers)
+
+
+def _slice(x: jax.Array, start: jax.Array, size: int, axis: int) -> jax.Array:
+    if x.dtype.itemsize != 2:
+        return lax.dynamic_slice_in_dim(x, start, size, axis)
+    # As words: a compiler without bfloat16 makes a float32 copy of all of it, to take slices of.
+    word = lax.bitcast_convert_type(x, jnp.uint16)
+    part = lax.dynamic_slice_in_dim(word, start, size, axis)
+    return lax.bitcast_convert_type(part, x.dtype)
 
 
 def _axes(part: Any) -> tuple[str, ...]:

@@ -28,27 +28,21 @@ PyTree = Any
 ScopeName = Literal["global", "uniform", "nm"]
 
 
-def given(params: PyTree, grads: PyTree) -> PyTree:
-    """Take for scores what is given."""
+def magnitude(params: PyTree, grads: PyTree) -> PyTree:
+    """Score |theta|; of a score, selection does not see the sign."""
     del grads
     return params
-
-
-def magnitude(params: PyTree, grads: PyTree) -> PyTree:
-    """Score |theta|."""
-    del grads
-    return jax.tree.map(jnp.abs, params)
 
 
 def gradient(params: PyTree, grads: PyTree) -> PyTree:
     """Score |dL/dtheta|."""
     del params
-    return jax.tree.map(jnp.abs, grads)
+    return grads
 
 
 def saliency(params: PyTree, grads: PyTree) -> PyTree:
     """Score |theta * dL/dtheta|."""
-    return jax.tree.map(lambda p, g: jnp.abs(p * g), params, grads)
+    return jax.tree.map(jnp.multiply, params, grads)
 
 
 SCORES: dict[str, Score] = {"gradient": gradient, "magnitude": magnitude, "saliency": saliency}
@@ -120,7 +114,7 @@ class Scope:
         budgets: Sequence[int],
         pattern: Pattern | None,
         *,
-        score: Score = given,
+        score: Score = magnitude,
         grads: PyTree = None,
     ) -> PyTree:
         """Return what to keep: the best-scored weights within the budgets, frozen ones first.
