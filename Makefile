@@ -9,7 +9,7 @@ SPARSE := converters/elsa_converters/onnx_sparse/native
 SPARSE_C := -std=c11 -ffp-contract=fast -Wall -Wextra -Wconversion -Wpedantic -Werror
 CHECK = $(filter-out %/ops.c,$(wildcard $(SPARSE)/*.c)) tests/sparse/check.c -I$(SPARSE) -lm -lpthread
 
-.PHONY: demo web test test-install dist test-dist test-lowest test-torch test-runtimes test-neon test-arm lint site bench asan tsan fuzz clean
+.PHONY: demo web test test-install dist test-dist test-lowest test-torch test-runtimes test-neon test-arm lint site bench asan tsan fuzz results clean
 .DEFAULT_GOAL := test
 
 $(VENV)/ready: pyproject.toml constraints.txt CMakeLists.txt $(wildcard elsa_format/*.c elsa_format/native/* $(SPARSE)/*)
@@ -112,6 +112,10 @@ site: $(VENV)/ready  ## the documentation as a site, in site/
 
 bench: $(VENV)/ready  ## measure, and write docs/benchmarks.md
 	$(BIN)/python -m benchmarks
+
+PARTS ?=
+results: $(VENV)/ready  ## train every network of docs/results.md, and write its tables: hours, goes on where it stopped
+	$(BIN)/python -m benchmarks.results $(PARTS)
 
 asan: $(VENV)/ready  ## the kernels' tests with the C module under AddressSanitizer and UBSan
 	mkdir -p .cache/asan

@@ -77,21 +77,7 @@ def verify(
         if isinstance(network, DeliveryNetwork | DeliveryShards):
             return _verify_delivery(network, progress)
         profile = network.profile
-        meter = Meter(progress, network.header.data_size)
-        digests = LevelDigests(profile.bits, network.limits)
-
-        def check(part: Network) -> FormatError | None:
-            checker = _Checker(part, digests)
-            with LevelReader(part, tick=meter.tick) as reader:
-                for info in part.header.tensors.values():
-                    checker.check(info, reader)
-                reader.finish()
-            return checker.problem
-
-        found = meter.run(check, network.parts, jobs)
-        problems = [problem for problem in found if problem is not None]
-        for problem in sorted(problems, key=_comes_late):
-            raise problem
+        digests = _check(network, jobs, progress)
         compared = _compare_digests(network, digests)
     return Report(
         path=network.name,
@@ -101,6 +87,36 @@ def verify(
         checksums=len(profile.checksums),
         digests=compared,
     )
+
+
+def digest_lines(source: Source) -> list[dict[str, str]]:
+    """Check a file, or a lone shard, and give what its tensors add to each level's digest.
+
+    >>> [list(lines) for lines in digest_lines("net.safetensors")]
+    [['layer', 'bias'], ['layer', 'bias'], ['layer', 'bias']]
+    """
+    with open_network(source) as network:
+        return _check(network, 1, no_progress).lines
+
+
+def _check(network: Network, jobs: int, progress: Progress) -> LevelDigests:
+    """Check all tensors, and digest the levels."""
+    meter = Meter(progress, network.header.data_size)
+    digests = LevelDigests(network.profile.bits, network.limits)
+
+    def check(part: Network) -> FormatError | None:
+        checker = _Checker(part, digests)
+        with LevelReader(part, tick=meter.tick) as reader:
+            for info in part.header.tensors.values():
+                checker.check(info, reader)
+            reader.finish()
+        return checker.problem
+
+    found = meter.run(check, network.parts, jobs)
+    problems = [problem for problem in found if problem is not None]
+    for problem in sorted(problems, key=_comes_late):
+        raise problem
+    return digests
 
 
 def _verify_delivery(network: DeliveryNetwork | DeliveryShards, progress: Progress) -> Report:

@@ -107,6 +107,14 @@ class Contents:
         """As far as it is about some of the tensors."""
         return replace(self, nested=self.nested & names, per_level=self.per_level & names)
 
+    def variants(self) -> dict[str, tuple[str, int]]:
+        """Under which name each level's variant of a tensor is stored."""
+        return {
+            variant_name(name, t): (name, t)
+            for name in sorted(self.per_level)
+            for t in range(1, len(self.levels) + 1)
+        }
+
     def table(self, network: Totals) -> tuple[Level, ...]:
         """The level table, with what was counted."""
         return tuple(
@@ -139,11 +147,7 @@ class ShardWriter:
         self.output, self.contents, self.shard = output, contents, shard
         bits, self._numbers = contents.bits, range(1, len(contents.levels) + 1)
         self.counts = {name: np.zeros(1 << bits, np.int64) for name in sorted(contents.nested)}
-        self._variants = {
-            variant_name(name, t): (name, t)
-            for name in sorted(contents.per_level)
-            for t in self._numbers
-        }
+        self._variants = contents.variants()
         self.tensors = lay_out(tensors, first=self._variants)
         self._positions = {name: info.start for name, info in self.tensors.items()}
         # Hashes live only while their tensor is written: each takes half a kilobyte.
@@ -152,6 +156,11 @@ class ShardWriter:
         self._digests = LevelDigests(bits, self._numbers) if contents.digests else None
         self._reserved = 0
         self._reserved = len(self._header(self._longest_profile()))
+
+    def taken(self, name: str) -> int:
+        """How many elements of a tensor are stored."""
+        info = self.tensors[name]
+        return (self._positions[name] - info.start) * 8 // info.dtype.size
 
     def append(self, name: str, data: NDArray[Any]) -> None:
         """Store the next bytes of a tensor.
