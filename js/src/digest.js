@@ -3,6 +3,7 @@ import { FLOATS } from './dtypes.js'
 import { fail } from './errors.js'
 import { BLOCK } from './kernels.js'
 import { sha256 } from './sha256.js'
+import { compact } from './sift.js'
 import { compareText } from './written.js'
 
 /** @import { Tensor } from './data.js' */
@@ -39,7 +40,7 @@ export function startLine(kernels, name, { dtype, shape }, nested) {
     update(piece) {
       if (!values) return hash.update(piece), 0
       const { width } = FLOATS[dtype]
-      const size = kernels.compact(width, piece.length)
+      const size = compact(kernels, width, piece.length)
       hash.update(kernels.bits.subarray(0, Math.ceil(piece.length / width / 8)))
       values.update(kernels.values.subarray(0, size))
       return size

@@ -6,6 +6,7 @@ import { makeKernels } from './kernels.js'
 import { wantedNames } from './load.js'
 import { openNetwork } from './network.js'
 import { chooseLevel, ownMetadata } from './profile.js'
+import { compact } from './sift.js'
 import { checkCount, checkWords, report } from './words.js'
 import { compareText, writeJson } from './written.js'
 
@@ -116,7 +117,7 @@ function sparse(kernels, { profile }, entry, level, at, write, findings) {
     const { length } = piece
     checkWords(kernels, entry, profile, length, findings)
     kernels.mask(width, length, 2 ** profile.bits - 1, level)
-    const size = kernels.compact(width, length)
+    const size = compact(kernels, width, length)
     const bits = kernels.bits.subarray(0, Math.ceil(length / width / 8))
     if (addRows) await addRows(bits, offset / width, length / width)
     else await write(bits, at[0] + offset / width / 8)

@@ -1,4 +1,4 @@
-import { TEXT, mapOf } from './document.js'
+import { OBJECT, TEXT, fieldsOf, mapOf } from './document.js'
 import { DTYPES } from './dtypes.js'
 import { fail, show } from './errors.js'
 import { parseJson } from './json.js'
@@ -54,9 +54,7 @@ export function lengthOf({ buffer, byteOffset }) {
 export function parseHeader(text) {
   const code = 'InvalidHeader'
   const header = parseJson(text, 'header', true)
-  const metadata = header.get('__metadata__') ?? (header.has('__metadata__') ? null : new Map())
-  if (!(metadata instanceof Map)) fail(code, `__metadata__ is ${show(metadata)}, expected an object`)
-  mapOf(metadata, TEXT, code)
+  const metadata = mapOf(fieldsOf(header, code)('__metadata__', OBJECT, new Map()), TEXT, code)
   header.delete('__metadata__')
   for (const [name, entry] of header) checkEntry(name, entry)
   const found = [...header].map(([name, entry]) => place(name, entry))
@@ -76,9 +74,9 @@ function checkEntry(name, entry) {
   const integers = value => Array.isArray(value) && value.every(x => typeof x === 'number' || typeof x === 'bigint')
   if (!(entry instanceof Map) || entry.size !== 3 || typeof entry.get('dtype') !== 'string' ||
       !integers(entry.get('shape')) || !integers(entry.get('data_offsets')) || entry.get('data_offsets').length !== 2) {
-    fail('InvalidHeader', `tensor ${show(name)} is ${show(entry)}, expected exactly dtype, shape and two data_offsets`)
+    fail('InvalidHeader', `tensor ${show(name)}: expected dtype, shape and two data_offsets, no more`)
   }
-  if (!DTYPES[entry.get('dtype')]) fail('UnknownDtype', `tensor ${show(name)} has the dtype ${show(entry.get('dtype'))}`)
+  if (!DTYPES[entry.get('dtype')]) fail('UnknownDtype', `tensor ${show(name)} is ${show(entry.get('dtype'))}`)
 }
 
 /** @param {string} name @param {Map<string, any>} map */

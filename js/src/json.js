@@ -29,8 +29,7 @@ export function parseJson(source, what, header) {
 
   /** @param {string} expected @returns {never} */
   function invalid(expected) {
-    const found = at < text.length ? `U+${text.charCodeAt(at).toString(16).padStart(4, '0')}` : 'its end'
-    fail('InvalidJson', `${what}: ${found} at character ${at}, expected ${expected}`)
+    fail('InvalidJson', `${what}: ${at < text.length ? show(text[at]) : 'its end'} at character ${at}, expected ${expected}`)
   }
 
   function space() {
@@ -48,7 +47,7 @@ export function parseJson(source, what, header) {
     let end = at + 1
     for (let c; (c = text.charCodeAt(end)) !== 34; end++) {
       if (c === 92) end++
-      if (end >= text.length) invalid('a string that ends')
+      if (end >= text.length) invalid('a closing quote')
     }
     try {
       // Of strings alone JSON.parse hides nothing but lone surrogates.
@@ -57,7 +56,7 @@ export function parseJson(source, what, header) {
       at = end + 1
       return value
     } catch {
-      invalid('a string without control characters, unknown escapes and lone surrogates')
+      invalid('a string without control characters and lone surrogates')
     }
   }
 
@@ -69,7 +68,7 @@ export function parseJson(source, what, header) {
     let value = JSON.parse(all)
     if (typeof value === 'number') {
       if (header && (all[0] === '-' || fraction || exponent)) invalid('an integer without sign')
-      if (!Number.isFinite(value)) invalid('a number in the range of doubles')
+      if (!Number.isFinite(value)) invalid('a finite number')
       if (fraction || exponent) value = new Real(value)
       else if (!Number.isSafeInteger(value)) {
         if (!header || all.length > 19 || (value = BigInt(all)) >> 63n) invalid(`an integer up to 2^${header ? 63 : 53} − 1`)

@@ -4,20 +4,16 @@ import { WASM } from './wasm.js'
  * The loops that touch every byte. They work on one block of 64 KiB at a fixed place: data of any alignment is copied
  * there, hashed, masked and compacted in place, and copied to where it belongs. Words have 2, 4 or 8 bytes.
  * @typedef {object} Kernels
- * @property {'wasm' | 'plain'} kind
+ * @property {any} wasm the functions of WebAssembly, where it is allowed
  * @property {Uint8Array} block what is worked on
  * @property {Uint8Array} bytes all of the memory, the block at BLOCK
- * @property {Uint8Array} values of `compact`
- * @property {Uint8Array} bits of `compact`
+ * @property {Uint8Array} values the words of the block that are not zero, once `compact` (sift.js) was called
+ * @property {Uint8Array} bits a bit for each word of the block, likewise
  * @property {BigUint64Array} accumulators of XXH3
  * @property {DataView} secret of XXH3, 192 bytes
  * @property {(count: number) => void} stripes XXH3 over the first so many stripes of 64 bytes of the block
  * @property {(width: number, bytes: number, low: number, level: number) => void} mask words to a level, in place; `low`
  *   has the counter's bits set
- * @property {(width: number, bytes: number, low: number, levels: number, exponent: number) => number} check words: 1 if
- *   one is Inf or NaN, so that its highest 16 bits have all of `exponent`, 2 if one has a counter above `levels`, 3 if both
- * @property {(width: number, bytes: number) => number} compact the words that are not zero to `values`, and a bit for each
- *   word to `bits`; gives the bytes of the values
  */
 
 export const BLOCK = 65536
@@ -27,7 +23,7 @@ const BITS = 8192
 const VALUES = 131072
 const MEMORY = 262144
 /** For each of 8 bytes, where the byte of the counter's 16 bits is that says whether it stays. @type {Record<number, bigint>} */
-const SPREAD = { 2: 0x0706050403020100n, 4: 0x0504050401000100n, 8: 0x0100010001000100n }
+export const SPREAD = { 2: 0x0706050403020100n, 4: 0x0504050401000100n, 8: 0x0100010001000100n }
 
 /**
  * Kernels with memory of their own, in WebAssembly where that is allowed.
@@ -38,29 +34,18 @@ export function makeKernels() {
   const wasm = instantiate()
   /** @type {ArrayBuffer} */
   const buffer = wasm ? wasm.memory.buffer : new ArrayBuffer(MEMORY)
-  const halves = new Uint16Array(buffer, BLOCK, BLOCK / 2)
   return {
-    kind: wasm ? 'wasm' : 'plain',
+    wasm,
     bytes: new Uint8Array(buffer),
     block: new Uint8Array(buffer, BLOCK, BLOCK),
     values: new Uint8Array(buffer, VALUES, BLOCK),
     bits: new Uint8Array(buffer, BITS, BLOCK / 16),
     accumulators: new BigUint64Array(buffer, ACCUMULATORS, 8),
     secret: new DataView(buffer, SECRET, 192),
-    check(width, bytes, low, levels, exponent) {
-      const step = width / 2
-      let found = 0
-      for (let i = 0; i < bytes / 2; i += step) {
-        if ((halves[i + step - 1] & exponent) === exponent) found |= 1
-        if ((halves[i] & low) > levels) found |= 2
-      }
-      return found
-    },
     ...wasm ? {
       stripes: wasm.stripes,
       mask: (width, bytes, low, level) => wasm.mask(bytes, low, level, SPREAD[width]),
-      compact: (width, bytes) => wasm.compact(bytes, width),
-    } : plain(buffer, halves),
+    } : plain(buffer),
   }
 }
 
@@ -87,13 +72,11 @@ export function fromBase64(text) {
 /**
  * The same in plain JavaScript.
  * @param {ArrayBuffer} buffer
- * @param {Uint16Array} halves of the block
- * @returns {Pick<Kernels, 'stripes' | 'mask' | 'compact'>}
+ * @returns {Pick<Kernels, 'stripes' | 'mask'>}
  */
-function plain(buffer, halves) {
+function plain(buffer) {
   const data = new Uint32Array(buffer, BLOCK, BLOCK / 4)
   const signed = new Int32Array(buffer, BLOCK, BLOCK / 4)
-  const bits = new Uint8Array(buffer, BITS, BLOCK / 16)
   const acc = new Uint32Array(buffer, ACCUMULATORS, 16)
   const secret = new Uint32Array(buffer, SECRET, 48)
 
@@ -155,21 +138,6 @@ function plain(buffer, halves) {
           signed[i + 1] &= all
         }
       }
-    },
-
-    compact(width, bytes) {
-      const [words, values] = width === 2 ? [halves, new Uint16Array(buffer, VALUES)] : [data, new Uint32Array(buffer, VALUES)]
-      const step = width === 8 ? 2 : 1
-      let kept = 0
-      bits.fill(0)
-      for (let i = 0, at = 0; at * width < bytes * step; i++, at += step) {
-        if (words[at] || step === 2 && words[at + 1]) {
-          bits[i >> 3] |= 1 << (i & 7)
-          values[kept++] = words[at]
-          if (step === 2) values[kept++] = words[at + 1]
-        }
-      }
-      return kept * width / step
     },
   }
 }

@@ -13,7 +13,8 @@ const CODE = 'InvalidDelivery'
 export class Decoder {
   /** @param {number} most words of a block */
   constructor(most) {
-    this.everywhere = new Uint32Array(most).map((_, i) => i)
+    this.everywhere = new Uint32Array(most)
+    for (let i = 0; i < most; i++) this.everywhere[i] = i
     /** Where the words are that no part has described. */
     this.left = new Uint32Array(most)
     this.places = new Uint32Array(most)

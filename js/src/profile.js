@@ -103,13 +103,13 @@ function readFields(map) {
   const nested = mapOf(get('nested', OBJECT), arrayOf(integer(0), levels.length, levels.length), CODE)
   for (const [name, counts] of nested) {
     for (let t = 1; t < counts.length; t++) {
-      if (counts[t] < counts[t - 1]) fail(CODE, `the counts of ${show(name)} decrease from ${counts[t - 1]} to ${counts[t]}`)
+      if (counts[t] < counts[t - 1]) fail(CODE, `the counts of ${show(name)} decrease at level ${t + 1}`)
     }
   }
   const perLevel = get('per_level', arrayOf(TEXT), [])
   for (const [i, name] of perLevel.entries()) {
     if (i && compareText(perLevel[i - 1], name) >= 0) fail(CODE, `per_level is not sorted at ${show(name)}`)
-    if (nested.has(name)) fail(CODE, `${show(name)} is both nested and per-level`)
+    if (nested.has(name)) fail(CODE, `${show(name)} is nested and in per_level`)
   }
   for (const name of [...nested.keys(), ...perLevel]) if (isReserved(name)) fail(CODE, `the name ${show(name)} is reserved`)
   const checksums = mapOf(get('checksums', OBJECT, new Map()), CHECKSUM, CODE)
@@ -169,11 +169,11 @@ function checkTensors(profile, { tensors, order }) {
   const code = 'ProfileMismatch'
   const { bits, levels, nested, perLevel, checksums } = profile
   for (const name of [...nested.keys(), ...perLevel, ...checksums.keys()]) {
-    if (!tensors.has(name)) fail(code, `the profile names ${show(name)}, which is not in the file`)
+    if (!tensors.has(name)) fail(code, `tensor ${show(name)} of the profile is missing`)
   }
   for (const [name, counts] of nested) {
     const { dtype, elements } = /** @type {Entry} */ (tensors.get(name))
-    if (!(bits <= FLOATS[dtype]?.mantissa)) fail(code, `tensor ${show(name)} is ${dtype}, which cannot hold counters of ${bits} bits`)
+    if (!(bits <= FLOATS[dtype]?.mantissa)) fail(code, `tensor ${show(name)} is ${dtype}: no room for counters of ${bits} bits`)
     const most = counts[counts.length - 1]
     if (most > elements) fail(code, `tensor ${show(name)} keeps ${most} of ${elements} weights`)
   }
@@ -183,7 +183,7 @@ function checkTensors(profile, { tensors, order }) {
     for (const { level } of levels) {
       const variant = tensors.get(storedName(profile, name, level))
       if (variant?.dtype !== dtype || String(variant.shape) !== String(shape)) {
-        fail(code, `level ${level} has no variant of ${show(name)} with its dtype and shape`)
+        fail(code, `level ${level} has no variant of ${show(name)} that is ${dtype} [${shape}]`)
       }
       variants.add(variant)
     }
@@ -191,8 +191,8 @@ function checkTensors(profile, { tensors, order }) {
   let others = false
   for (const tensor of order) {
     const isVariant = variants.has(tensor)
-    if (isReserved(tensor.name) && !isVariant) fail(code, `the name ${show(tensor.name)} is reserved, and no variant`)
-    if (isVariant && tensor.size && others) fail(code, `the variant ${show(tensor.name)} stands behind other tensors`)
+    if (isReserved(tensor.name) && !isVariant) fail(code, `the name ${show(tensor.name)} is reserved`)
+    if (isVariant && tensor.size && others) fail(code, `the variant ${show(tensor.name)} is behind other tensors`)
     others ||= !isVariant && tensor.size > 0
   }
 }
@@ -203,7 +203,7 @@ export function checkSums({ levels, nested, shard }) {
     let sum = 0n
     for (const counts of nested.values()) sum += BigInt(counts[level - 1])
     if (shard ? sum > BigInt(nonzero) : sum !== BigInt(nonzero)) {
-      fail('CountMismatch', `level ${level} keeps ${sum} weights in all tensors, nonzero says ${nonzero}`)
+      fail('CountMismatch', `level ${level} keeps ${sum} weights, expected ${nonzero}`)
     }
   }
 }

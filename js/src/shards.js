@@ -56,14 +56,12 @@ export async function openAll(index, openOne) {
   let first
   for (const name of index.names) {
     const source = await index.open(name)
-    if (source === undefined) fail(CODE, `shard ${show(name)} is missing`)
     try {
+      if (source === undefined) fail('RemoteError', 'answered 404')
       opened.push(await openOne(source, name))
     } catch (error) {
-      if (error instanceof ElsaError && error.code === 'RemoteError' && error.message.includes('answered 404')) {
-        fail(CODE, `shard ${show(name)} is missing`)
-      }
       if (!(error instanceof ElsaError)) throw error
+      if (error.code === 'RemoteError' && error.message.includes('answered 404')) fail(CODE, `shard ${show(name)} is missing`)
       first ??= error // that a later shard is missing would count before
     }
   }
@@ -84,13 +82,13 @@ export function checkMap(index, shards) {
     for (const tensor of header.tensors.keys()) {
       count++
       if (index.weightMap.get(tensor) !== name) {
-        fail(CODE, `weight_map has ${show(index.weightMap.get(tensor))} for ${show(tensor)}, which is in ${show(name)}`)
+        fail(CODE, `weight_map: ${show(tensor)} is in ${show(index.weightMap.get(tensor))}, found in ${show(name)}`)
       }
     }
   }
-  if (count !== index.weightMap.size) fail(CODE, `weight_map names ${index.weightMap.size} tensors, the shards hold ${count}`)
+  if (count !== index.weightMap.size) fail(CODE, `weight_map has ${index.weightMap.size} tensors, the shards have ${count}`)
   const stated = fieldsOf(index.metadata, CODE)('total_size', integer(0), total)
-  if (stated !== total) fail(CODE, `total_size is ${stated}, the tensors have ${total} bytes`)
+  if (stated !== total) fail(CODE, `total_size is ${stated}, expected ${total}`)
 }
 
 /**

@@ -60,7 +60,8 @@ export class Payload {
     const { bytes } = this
     const last = this.byte()
     const at = this.skip(last + 2 >> 1)
-    const lengths = Array.from({ length: last + 1 }, (_, i) => bytes[at + (i >> 1)] >> 4 * (i & 1) & 15)
+    const lengths = new Uint8Array(last + 1)
+    for (let i = 0; i <= last; i++) lengths[i] = bytes[at + (i >> 1)] >> 4 * (i & 1) & 15
     if (!lengths[last] || !(last & 1) && bytes[this.at - 1] >> 4) fail(CODE, 'code lengths that do not end with the last symbol')
     if (!fillTable(lengths)) fail(CODE, 'a Huffman code that is not complete')
     const sizes = [this.varint(), this.varint(), this.varint(), this.varint()]
@@ -103,21 +104,21 @@ export class Payload {
 
 /**
  * Symbols for each window of bits, each with the length of its codeword above it (§8.2).
- * @param {number[]} lengths
+ * @param {Uint8Array} lengths
  * @returns {boolean} whether the code fills the code space
  */
 function fillTable(lengths) {
-  let code = 0
+  // Codewords of a canonical code, seen as fractions, fill the space from 0 on in the order of their lengths.
   let used = 0
-  for (let length = 1; length <= LIMIT; length++, code <<= 1) {
-    for (const [symbol, own] of lengths.entries()) {
-      if (own !== length) continue
-      if (code >> length) return false
+  for (let length = 1; length <= LIMIT; length++) {
+    const share = 1 << LIMIT - length
+    for (let symbol = 0; symbol < lengths.length; symbol++) {
+      if (lengths[symbol] !== length) continue
+      if (used >> LIMIT) return false
       let reversed = 0
-      for (let i = 0; i < length; i++) reversed |= (code >> i & 1) << length - 1 - i
-      for (let i = reversed; i < 1 << LIMIT; i += 1 << length) table[i] = length << 8 | symbol
-      used += 1 << LIMIT - length
-      code++
+      for (let i = 0; i < length; i++) reversed |= (used >> LIMIT - 1 - i & 1) << i
+      for (let i = reversed; i >> LIMIT === 0; i += 1 << length) table[i] = length << 8 | symbol
+      used += share
     }
   }
   return used === 1 << LIMIT && lengths.every(length => length <= LIMIT)

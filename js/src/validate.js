@@ -7,6 +7,7 @@ import { BLOCK, makeKernels } from './kernels.js'
 import { validateLevelFile } from './level_file.js'
 import { openNetwork } from './network.js'
 import { isReserved, storedName } from './profile.js'
+import { compact } from './sift.js'
 import { Bytes } from './source.js'
 import { checkCount, checkWords, report } from './words.js'
 import { checkSum, xxh3 } from './xxh3.js'
@@ -104,7 +105,7 @@ function visit(kernels, { profile }, entry, findings, lines) {
     checkWords(kernels, entry, profile, piece.length, findings)
     for (const one of levels) {
       kernels.mask(width, piece.length, 2 ** profile.bits - 1, one.level)
-      one.kept += one.line ? one.line.update(piece) : kernels.compact(width, piece.length)
+      one.kept += one.line ? one.line.update(piece) : compact(kernels, width, piece.length)
     }
     if (at + piece.length < size) return
     for (const { level, kept, line } of levels) {

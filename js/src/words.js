@@ -1,5 +1,6 @@
 import { FLOATS } from './dtypes.js'
 import { ElsaError, show } from './errors.js'
+import { check } from './sift.js'
 
 /** @import { Entry } from './header.js' */
 /** @import { Kernels } from './kernels.js' */
@@ -27,7 +28,7 @@ export function report(findings) {
  */
 export function checkWords(kernels, { name, dtype }, { bits, levels: { length } }, bytes, findings) {
   const { width, exponent } = FLOATS[dtype]
-  const found = kernels.check(width, bytes, 2 ** bits - 1, length, exponent)
+  const found = check(kernels, width, bytes, 2 ** bits - 1, length, exponent)
   if (found & 1) findings[16] ??= new ElsaError('NonFinite', `tensor ${show(name)} holds Inf or NaN`)
   if (found & 2) findings[16] ??= new ElsaError('CounterOutOfRange', `tensor ${show(name)} has a counter above ${length}`)
 }

@@ -52,19 +52,38 @@ void EXPORT(mask)(uint32_t bytes, uint32_t low, uint32_t level, uint64_t spread)
   }
 }
 
+// What is wrong with the words of the block: 1 if one is Inf or NaN, so that all bits of `exponent` are set in its highest
+// two bytes, 2 if one has a counter above `levels`. `top` is how far these are from the lowest two. Behind the last word
+// there must be zeros, here and below.
+uint32_t EXPORT(check)(uint32_t bytes, uint32_t low, uint32_t levels, uint64_t spread, uint32_t exponent, uint32_t top) {
+  const v128_t from = wasm_i64x2_make(spread, spread + 0x0808080808080808), all = wasm_i16x8_splat(exponent);
+  v128_t bad = wasm_i32x4_const_splat(0), above = bad;
+  for (uint32_t at = BLOCK; at < BLOCK + bytes; at += 16) {
+    v128_t word = wasm_v128_load((void *)at);
+    v128_t counter = wasm_v128_and(wasm_i8x16_swizzle(word, from), wasm_i16x8_splat(low));
+    v128_t high = wasm_i8x16_swizzle(word, wasm_i8x16_add(from, wasm_i8x16_splat(top)));
+    above = wasm_v128_or(above, wasm_i16x8_gt(counter, wasm_i16x8_splat(levels)));
+    bad = wasm_v128_or(bad, wasm_i16x8_eq(wasm_v128_and(high, all), all));
+  }
+  return wasm_v128_any_true(bad) | (uint32_t)wasm_v128_any_true(above) << 1;
+}
+
 // The words of the block that are not zero, one after the other, and a bit for each word, from the lowest bit on.
 // A value is always written, with what follows it, and kept by moving on.
 uint32_t EXPORT(compact)(uint32_t bytes, uint32_t width) {
-  uint32_t to = VALUES, bits = 0, i = 0;
-  for (uint32_t at = BLOCK; at < BLOCK + bytes; at += width) {
-    uint64_t word;
-    __builtin_memcpy(&word, (void *)at, 8);
-    __builtin_memcpy((void *)to, &word, 8);
-    uint32_t kept = word << (64 - 8 * width) != 0;
-    to += kept ? width : 0;
-    bits = bits >> 1 | kept << 7;
-    if ((++i & 7) == 0) BITS[i / 8 - 1] = (uint8_t)bits;
+  uint32_t to = VALUES;
+  uint8_t *out = BITS;
+  for (uint32_t at = BLOCK; at < BLOCK + bytes; out++) {
+    uint32_t bits = 0;
+    for (uint32_t j = 0; j < 8; j++, at += width) {
+      uint64_t word;
+      __builtin_memcpy(&word, (void *)at, 8);
+      __builtin_memcpy((void *)to, &word, 8);
+      uint32_t kept = word << (64 - 8 * width) != 0;
+      to += -kept & width;
+      bits |= kept << j;
+    }
+    *out = (uint8_t)bits;
   }
-  if (i & 7) BITS[i / 8] = (uint8_t)(bits >> (8 - (i & 7)));
   return to - VALUES;
 }
