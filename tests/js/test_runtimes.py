@@ -44,7 +44,7 @@ def test_all_vectors_without_webassembly(run_node: Callable[..., str], vectors: 
 
 @pytest.mark.parametrize("command", [["deno", "run", "-A"], ["bun"]], ids=["deno", "bun"])
 def test_all_vectors_elsewhere(command: list[str], vectors: Path) -> None:
-    """In Deno and Bun, on the PATH or where make runtimes puts them; nobody needs them to work here."""
+    """In Deno and Bun, on the PATH or where make runtimes puts them; nobody needs them."""
     installed = ROOT / ".cache" / "runtimes" / "node_modules" / ".bin"
     program = shutil.which(command[0]) or shutil.which(command[0], path=str(installed))
     if program is None:
