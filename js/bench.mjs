@@ -30,7 +30,7 @@ function clock() {
 async function race(seconds, ways) {
   const best = ways.map(() => Infinity)
   const end = clock() + 1000 * seconds
-  for (let round = 0; round < 5 || clock() < end; round++) {
+  for (let round = 0; round < 10 || clock() < end; round++) {
     for (const [i, way] of ways.entries()) {
       const start = clock()
       await way()
@@ -72,7 +72,7 @@ async function kernels([f32, bf16, seconds]) {
     for (const level of [1, 'dense']) {
       let best = Infinity
       const end = clock() + 500 * seconds
-      for (let round = 0; round < 5 || clock() < end; round++) {
+      for (let round = 0; round < 20 || clock() < end; round++) {
         const delivery = await openDelivery(file)
         const start = clock()
         await delivery.load(level, { final: true })

@@ -46,12 +46,10 @@ export function extract(source, options) {
   }
   const run = async () => {
     if ((options.layout ?? 'dense') === 'dense') return extractTo(source, send, options)
-    /** @type {Uint8Array} */
-    let held
+    let held = new Uint8Array(0)
     await extractTo(source, (bytes, position) => held.set(bytes, position), options, size => {
       held = allocate(size)
     })
-    // @ts-ignore: it is there by now
     for (let at = 0; at < held.length; at += 1 << 16) await send(held.subarray(at, at + (1 << 16)))
   }
   run().then(() => writer.close(), error => writer.abort(error)).catch(() => {})
