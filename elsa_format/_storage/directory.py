@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from elsa_format._container import listing
 from elsa_format._container.index import is_index
 from elsa_format._errors import InvalidOption
 
@@ -138,8 +139,9 @@ def module_folders(folder: Path) -> set[str]:
 def other_files(folder: Path, apart: Path | None = None) -> Iterator[Path]:
     """What else is in a directory and its folders, relative to it; hidden folders are left alone.
 
-    Links to files count as files, as in a download cache; links to folders and pipes do not count.
-    A folder that is to be `apart` is left alone, too: where the copy goes.
+    So is a list of the files, which is of this directory, not of a copy. Links to files count as
+    files, as in a download cache; links to folders and pipes do not count. A folder that is to be
+    `apart` is left alone, too: where the copy goes.
     """
     for place, folders, files in os.walk(folder, onerror=_raise):
         folders[:] = sorted(
@@ -149,8 +151,19 @@ def other_files(folder: Path, apart: Path | None = None) -> Iterator[Path]:
             and not (apart and apart.exists() and apart.samefile(os.path.join(place, name)))
         )
         for name in sorted(files):
-            if os.path.isfile(os.path.join(place, name)):
-                yield Path(place, name).relative_to(folder)
+            path = Path(place, name).relative_to(folder)
+            if os.path.isfile(folder / path) and str(path) != listing.NAME:
+                yield path
+
+
+def side_files(folder: Path, apart: Path | None = None) -> tuple[list[Path], list[Path]]:
+    """What goes with the weights, and what does not: it holds weights, and of no other module."""
+    modules = module_folders(folder)
+    names: tuple[list[Path], list[Path]] = ([], [])
+    for name in other_files(folder, apart):
+        left = is_weights(name.name) and str(name.parent) not in modules - {"", "."}
+        names[left].append(name)
+    return names
 
 
 def _raise(error: OSError) -> None:
