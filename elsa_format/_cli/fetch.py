@@ -21,7 +21,7 @@ from elsa_format._cli._terminal import report, reports_errors, show_size
 
 @click.command("fetch", context_settings=SETTINGS)
 @click.argument("source", metavar="SRC")
-@click.option("-o", "--output", "target", metavar="OUT", required=True, help="File, which grows, or a directory.")
+@click.option("-o", "--output", "target", metavar="OUT", required=True, help="Grows in place.")
 @click.option(
     "-l", "--level", type=LevelType(), help="The level: 1 (sparsest) to T, its name, or dense."
 )

@@ -182,8 +182,8 @@ def packed_weights(source: Any, file: File) -> Mapping[str, NDArray[Any]]:
     weights: dict[str, NDArray[Any]] = {}
     for path in _local_files(source):
         with elsa_format.open(path) as part:
-            if part.network.header.data_start + part.data_size != part.file_size:
-                continue  # a delivery file, which holds no tensor as it is
+            if is_delivery(part):
+                continue
             tensors = part.network.tensors
             for name, stored in stored_bytes(path, part).items():
                 if part.profile.checksums.get(name) != file.profile.checksums.get(name):
@@ -194,6 +194,11 @@ def packed_weights(source: Any, file: File) -> Mapping[str, NDArray[Any]]:
         if name not in weights:
             weights[name] = file.tensor(name).reshape(-1)
     return weights
+
+
+def is_delivery(file: File) -> bool:
+    """Whether a file is a delivery file, which holds no tensor as it is."""
+    return file.network.header.data_start + file.data_size != file.file_size
 
 
 def stored_bytes(path: Path, file: File) -> dict[str, NDArray[np.uint8]]:

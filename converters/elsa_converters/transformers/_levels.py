@@ -14,7 +14,14 @@ from transformers import PreTrainedModel
 
 import elsa_format
 from elsa_converters.torch import state_dict
-from elsa_converters.torch._levels import Packed, as_weights, refuse_one_level, show, stored_bytes
+from elsa_converters.torch._levels import (
+    Packed,
+    as_weights,
+    is_delivery,
+    refuse_one_level,
+    show,
+    stored_bytes,
+)
 from elsa_converters.torch._load import changed, level_of
 from elsa_converters.torch._tensors import (
     as_array,
@@ -50,8 +57,13 @@ class Network:
         self.per_level: dict[str, File] = {}
         for path in paths:
             file = elsa_format.open(path)
-            refuse_one_level(file)
             self.files.append(file)
+            refuse_one_level(file)
+            if is_delivery(file):
+                raise InvalidOption(
+                    f"{path}: is a delivery file, which transformers cannot read; extract a level "
+                    "of its directory first, or load_level it into a model"
+                )
             self.profile = file.profile
             self.infos |= file.tensors
             self.content |= stored_bytes(Path(path), file)
