@@ -29,8 +29,6 @@ COPIED = 1 << 20
 """Bytes copied at a time."""
 OPEN = 200
 """Side files that have no name before they are whole; more of them wait under temporary ones."""
-ALSO = ("pytorch_model.bin",)
-"""Weights that can be packed where there are no others."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ class InDirectory(os.PathLike[str]):
     @property
     def not_copied(self) -> list[str]:
         """Weights of the directory that are neither copied nor what is read."""
-        read = weights_file(self.source, ALSO)
+        read = weights_file(self.source, torch=True)
         own = {read.name, *(read_index(read)[0].files if is_index(read) else ())}
         left = side_files(self.source, self.folder)[1]
         return [str(name) for name in left if str(name) not in own]
@@ -125,8 +123,10 @@ def in_directory(
     """
     if not goes_to_directory(source, target):
         return target
-    found = weights_file(source, ALSO).name
-    name = (WeightsName.parse(found) or WeightsName()).stored_as(variant)
+    found = weights_file(source, torch=True).name
+    parsed = WeightsName.parse(found) or WeightsName.parse(found, torch=True)
+    assert parsed is not None, "weights_file goes by these names"
+    name = parsed.stored_as(variant)
     name = replace(name, sharded=name.sharded or sharded)
     return InDirectory(Path(source), Path(target), str(name))  # type: ignore[arg-type]
 
