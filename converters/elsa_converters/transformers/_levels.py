@@ -18,11 +18,10 @@ from elsa_converters.torch._levels import (
     Packed,
     as_weights,
     is_delivery,
-    refuse_one_level,
     show,
     stored_bytes,
 )
-from elsa_converters.torch._load import changed, level_of
+from elsa_converters.torch._load import changed, level_of, unwrapped
 from elsa_converters.torch._tensors import (
     as_array,
     as_tensor,
@@ -58,7 +57,8 @@ class Network:
         for path in paths:
             file = elsa_format.open(path)
             self.files.append(file)
-            refuse_one_level(file)
+            if file.network.only_level() is not None:
+                raise InvalidOption(f"{path}: holds one level only; load it without ElsaConfig")
             if is_delivery(file):
                 raise InvalidOption(
                     f"{path}: is a delivery file, which transformers cannot read; extract a level "
@@ -250,6 +250,7 @@ def use_level(model: PreTrainedModel, level: LevelLike) -> None:
     >>> int((model.model.layers[0].mlp.up_proj.weight != 0).sum())
     1024
     """
+    model = unwrapped(model)
     levels = _of(model)
     network = levels.network
     number = network.level_of(level)
