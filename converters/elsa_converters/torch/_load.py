@@ -211,7 +211,12 @@ def _identity(file: File, name: str) -> object:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The module in the wrappers of torch.compile and of data parallelism."""
+    """The module in the wrappers of torch.compile and of data parallelism.
+
+    >>> linear = nn.Linear(2, 2)
+    >>> unwrapped(nn.DataParallel(linear)) is linear
+    True
+    """
     wrappers = (nn.DataParallel, nn.parallel.DistributedDataParallel)
     while True:
         inner = getattr(model, "_orig_mod", None)
