@@ -30,6 +30,7 @@ SCRIPTS: dict[str, tuple[str, list[str]]] = {
     "fast": ("Fast levels", ["--quick"]),
     "javascript": ("JavaScript", ["--quick"]),
     "onnx_export": ("ONNX", ["--megabytes", "16", "--repeat", "1"]),
+    "torch_levels": ("PyTorch", ["--megabytes", "16", "--repeat", "2"]),
     "train_step": ("Training", ["--width", "4", "--batch-size", "8", "--rounds", "2"]),
 }
 """Programs beside this one that print what they measure: their title, and options for --quick."""

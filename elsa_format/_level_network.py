@@ -70,6 +70,10 @@ class LevelNetwork(Network):
             raise NoSuchLevel(f"{self.name}: no level {level!r}, it holds level {held} ({name})")
         return 1
 
+    def readable(self) -> list[int | None]:
+        """The one in this file."""
+        return [1]
+
     def only_level(self) -> int | None:
         """The one in this file."""
         return 1

@@ -77,6 +77,10 @@ class Network(Closing):
         """The number of a level in the profile; None is the dense network."""
         return find_level(level, [entry.name for entry in self.profile.levels], self.name)
 
+    def readable(self) -> list[int | None]:
+        """The levels that can be read, sparsest first, and then the dense network."""
+        return [*range(1, len(self.profile.levels) + 1), None]
+
     def only_level(self) -> int | None:
         """The level that is meant where none is named, if there is but one."""
         return None

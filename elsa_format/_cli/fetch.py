@@ -21,7 +21,7 @@ from elsa_format._cli._terminal import report, reports_errors, show_size
 
 @click.command("fetch", context_settings=SETTINGS)
 @click.argument("source", metavar="SRC")
-@click.option("-o", "--output", "target", metavar="OUT", required=True, help="File, which grows.")
+@click.option("-o", "--output", "target", metavar="OUT", required=True, help="Grows in place.")
 @click.option(
     "-l", "--level", type=LevelType(), help="The level: 1 (sparsest) to T, its name, or dense."
 )
@@ -40,13 +40,14 @@ def command(source: str, target: str, as_json: bool, quiet: bool, **options: Any
 
     SRC is the URL or path of a delivery file (see elsa-ship). OUT is its beginning at every moment:
     what was cut goes on where it ended, and an upgrade brings the difference. Of a shard index
-    (.index.json) the files of all shards are brought, beside OUT. Of a directory on this machine
-    all is brought, into OUT; of one at a URL, give the URL of the file or index in it.
+    (.index.json) the files of all shards are brought, beside OUT. Of a model directory, whose URL
+    ends in a slash, all files are brought into the directory OUT.
 
     \b
     elsa-fetch https://host/net.ship.safetensors --level 1 -o net.ship.safetensors
     elsa-fetch https://host/net.ship.safetensors --upgrade 2 -o net.ship.safetensors
     elsa-fetch https://host/net.ship.safetensors --max-size 20MB -o net.ship.safetensors
+    elsa-fetch https://host/model/ --level 1 -o model
     """
     names = ("level", "sparsity", "max_size", "upgrade")
     if sum(options[name] is not None for name in names) != 1:

@@ -48,10 +48,12 @@ def command(
 
     The first bytes of OUT are level 1, the next turn it into level 2, and all of it gives NET back,
     byte for byte. NET is verified first. Of a shard index (.index.json) each shard becomes a
-    delivery file, and OUT is their index. Of a model directory, OUT is a directory.
+    delivery file, and OUT is their index. Of a model directory, OUT is a directory, with a list of
+    its files for elsa-fetch.
 
     \b
     elsa-ship net.safetensors -o net.ship.safetensors
+    elsa-ship model -o www/model
     elsa-ship net.safetensors --split -o net.ship.safetensors  # for hosts without range requests
     """
     with progress("shipping", quiet=quiet) as shown:

@@ -16,7 +16,7 @@ from elsa_converters.onnx._export import export
 from elsa_converters.onnx._fast import check_threads
 from elsa_converters.onnx._measure import example_inputs, shortest_times
 from elsa_converters.onnx_sparse import find_library
-from elsa_format import InvalidOption
+from elsa_format import Incomplete, InvalidOption
 from elsa_format import open as open_elsa
 from elsa_format.plugins import LevelNumber, open_network
 
@@ -68,7 +68,7 @@ def measure_levels(
     seconds: float = 2.0,
     progress: Callable[[str], None] = lambda what: None,
 ) -> list[Measured]:
-    """Measure every level of an ELSA file, then the dense network.
+    """Measure every level of an ELSA file that is there, then the dense network.
 
     >>> [row.level for row in measure_levels("net.safetensors", "net.onnx", seconds=0.01)]
     [1, 2, 3, 'dense']
@@ -76,12 +76,16 @@ def measure_levels(
     check_threads(threads)
     if not 0 <= seconds < float("inf"):
         raise InvalidOption(f"seconds={seconds!r}: expected a time of 0 or more")
+    rows: list[tuple[LevelNumber, str, float, float | None]] = []
     with open_elsa(source) as file:
-        rows: list[tuple[LevelNumber, str, float, float | None]] = [
-            (number, level.name, file.sparsity(number), level.metrics.get(metric))
-            for number, level in enumerate(file.levels, 1)
-        ]
-        rows.append(("dense", "", 0.0, file.profile.dense_metrics.get(metric)))
+        for number in file.network.readable():
+            if number is None:
+                rows.append(("dense", "", 0.0, file.profile.dense_metrics.get(metric)))
+                continue
+            about = file.levels[number - 1]
+            rows.append((number, about.name, file.sparsity(number), about.metrics.get(metric)))
+    if not rows:
+        raise Incomplete(f"{os.fspath(source)}: no level is there yet; fetch one")
     found, downloads = [], download_sizes(source)
     for level, name, sparsity, quality in rows:
         progress("dense" if level == "dense" else f"level {level}")
