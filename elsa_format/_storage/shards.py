@@ -69,7 +69,6 @@ class Shards:
         raise io.UnsupportedOperation(f"{self.name}: shards have no header in common")
 
     def reader(self, start: int, stop: int) -> Reader:
-        """Read along a range of the joined data sections."""
         return _JoinedReader(self, start, stop)
 
     def at(self, position: int) -> tuple[int, int]:
@@ -79,17 +78,15 @@ class Shards:
         return number, self.shards[number].header.data_start + position - self._starts[number]
 
     def check_unchanged(self) -> None:
-        """Ask every shard."""
         for shard in self.shards:
             shard.storage.check_unchanged()
 
     def close(self) -> None:
-        """Close every shard."""
         for shard in self.shards:
             shard.storage.close()
 
 
-class _JoinedReader:
+class _JoinedReader(Reader):
     """Goes from one shard's data section to the next."""
 
     def __init__(self, shards: Shards, start: int, stop: int) -> None:
@@ -108,10 +105,6 @@ class _JoinedReader:
         self.position += count
         self._left -= count
         return count
-
-    def read(self, size: int, /) -> bytes:
-        buffer = bytearray(size)
-        return bytes(buffer[: self.readinto(buffer)])
 
     def seek(self, position: int, /) -> None:
         if position == self.position:
