@@ -12,7 +12,7 @@ from elsa_format._closing import Closing
 from elsa_format._container.arrays import as_array
 from elsa_format._container.header import TensorInfo
 from elsa_format._errors import ChecksumMismatch, TrailingData, Truncated
-from elsa_format._layouts import LevelMask
+from elsa_format._layouts import FORMS
 from elsa_format._memory import BLOCK, aligned, give_block, take_block
 from elsa_format._network import Network, Step
 from elsa_format._storage import fill
@@ -92,12 +92,12 @@ class LevelReader(Closing):
 
         Each block can be looked at before.
         """
-        mask = LevelMask(step.nested) if step.nested else None
+        mask = FORMS["dense"].encoder(step.nested) if step.nested else None
         for block in self.blocks(step.info, into):
             if look:
                 look(block)
             if mask:
-                mask.apply(block.view(step.info.dtype.words))
+                mask.encode(block.view(step.info.dtype.words))
             yield block
         if mask:
             mask.finish()

@@ -18,10 +18,7 @@ from elsa_format._layouts.base import (
     Elements,
     Encoder,
     Form,
-    Nested,
     Piece,
-    Room,
-    SparseEncoder,
     empty_array,
     part_name,
     refuse_zeros,
@@ -63,12 +60,12 @@ def _check_used(used: int, there: int) -> None:
         raise InvalidLayout(f"bitmask: {used} bits set for {there} values")
 
 
-class BitmaskEncoder(SparseEncoder):
+class BitmaskEncoder(Encoder):
     """Compacts the kept words of each block."""
 
     def encode(self, words: NDArray[Any]) -> list[Piece]:
         bitmask = self.room("bitmask", self.position // 8, -(-words.size // 8), np.uint8)
-        values = self.room("values", self.kept.kept, words.size, words.dtype)
+        values = self.room("values", self.kept, words.size, words.dtype)
         try:
             kept = compact(words, self.bits, self.level, bitmask, values)
         except ValueError:
@@ -83,9 +80,9 @@ class BitmaskEncoder(SparseEncoder):
 class BitmaskDecoder(Decoder):
     """Takes as many values as bits are set."""
 
-    def __init__(self, bitmask: Elements, values: Elements) -> None:
-        self._bitmask, self._values = bitmask, values
-        self._used, self._all = 0, values.left
+    def __init__(self, info: TensorInfo, parts: Mapping[str, Elements]) -> None:
+        self._bitmask, self._values = parts["bitmask"], parts["values"]
+        self._used, self._all = 0, self._values.left
 
     def decode(self, words: NDArray[Any]) -> None:
         values = self._values.peek(words.size)
@@ -101,7 +98,7 @@ class BitmaskDecoder(Decoder):
 class BitmaskForm(Form):
     """Two parts: the bits, the values."""
 
-    name = "bitmask"
+    encoder, decoder = BitmaskEncoder, BitmaskDecoder
 
     def parts(self, name: str, dtype: Dtype, shape: tuple[int, ...], kept: int) -> list[TensorInfo]:
         mask_bytes = -(-math.prod(shape) // 8)
@@ -109,12 +106,6 @@ class BitmaskForm(Form):
             TensorInfo(part_name("bitmask", name), DTYPES["U8"], (mask_bytes,)),
             TensorInfo(part_name("values", name), dtype, (kept,)),
         ]
-
-    def encoder(self, tensor: Nested, room: Room | None = None) -> Encoder:
-        return BitmaskEncoder(tensor, room)
-
-    def decoder(self, info: TensorInfo, parts: Mapping[str, Elements]) -> Decoder:
-        return BitmaskDecoder(parts["bitmask"], parts["values"])
 
     def loaded(self, parts: list[NDArray[Any]], shape: tuple[int, ...]) -> Bitmask:
         bitmask, values = parts
