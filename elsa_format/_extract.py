@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from elsa_format import _level_document
 from elsa_format._choose import check_layout, choose_level
 from elsa_format._container.header import TensorInfo
-from elsa_format._container.index import index_bytes, is_index
+from elsa_format._container.index import is_index
 from elsa_format._container.json import parse_document
 from elsa_format._delivery.network import DeliveryNetwork, DeliveryShards
 from elsa_format._errors import InvalidOption, NoSuchLevel
@@ -137,8 +137,7 @@ def _whole_shards(
                 output.write_at(position, block)
                 meter.tick(memoryview(block).nbytes)
             file.delivery.finish()
-        infos = [file.header.tensors.values() for file in files]
-        destination.commit(index_bytes(destination.names, infos, network.about))
+        destination.commit([file.header.tensors.values() for file in files], network.about)
 
 
 @dataclass
@@ -209,10 +208,7 @@ class _Job:
                     places[name].write(piece)
 
             self._read(copy)
-            index = b""
-            if destination.sharded:
-                index = index_bytes(destination.names, files, self._index_metadata())
-            destination.commit(index)
+            destination.commit(files, self._index_metadata() if destination.sharded else {})
 
     def _shard(self, names: list[str], shard: tuple[int, int]) -> Network:
         """The network as far as it is about some of the tensors."""
