@@ -1,6 +1,6 @@
 """What the commands share, for commands of other packages too (entry points `elsa.commands`)."""
 
-from elsa_format._cli._options import (
+from elsa_format._console.options import (
     FORCE,
     JOBS,
     JSON,
@@ -17,8 +17,8 @@ from elsa_format._cli._options import (
     one_level,
     shard_size_option,
 )
-from elsa_format._cli._progress import progress
-from elsa_format._cli._terminal import (
+from elsa_format._console.progress import progress
+from elsa_format._console.terminal import (
     answer,
     check_shards,
     escape,

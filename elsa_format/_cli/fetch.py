@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from elsa_format import fetch
-from elsa_format._cli._options import (
+from elsa_format._console.options import (
     FORCE,
     JSON,
     QUIET,
@@ -15,8 +15,8 @@ from elsa_format._cli._options import (
     SizeType,
     SparsityType,
 )
-from elsa_format._cli._progress import progress
-from elsa_format._cli._terminal import report, reports_errors, show_size
+from elsa_format._console.progress import progress
+from elsa_format._console.terminal import report, reports_errors, show_size
 
 
 @click.command("fetch", context_settings=SETTINGS)

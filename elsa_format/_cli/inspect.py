@@ -6,20 +6,8 @@ from typing import Any
 
 import click
 
-from elsa_format import File
+from elsa_format import File, cli
 from elsa_format import open as open_elsa
-from elsa_format._cli._options import FORCE, JSON, MAX_BYTES, PRINTED, QUIET, SETTINGS, VERSION
-from elsa_format._cli._progress import progress
-from elsa_format._cli._terminal import (
-    answer,
-    keep_apart,
-    reports_errors,
-    say,
-    show_size,
-    standard_input,
-    standard_output,
-    table,
-)
 from elsa_format._delivery.network import DeliveryNetwork, DeliveryShards
 from elsa_format._layouts import LAYOUTS
 from elsa_format._level_network import LevelNetwork
@@ -29,9 +17,9 @@ MOST_COLUMNS = 8
 """Levels that still fit a terminal."""
 
 
-@click.command("inspect", context_settings=SETTINGS)
+@click.command("inspect", context_settings=cli.SETTINGS)
 @click.argument("source", metavar="SRC", type=click.Path(allow_dash=True))
-@PRINTED
+@cli.PRINTED
 @click.option("--layers/--no-layers", default=True, help="Show the table of nested tensors.")
 @click.option(
     "--html",
@@ -41,12 +29,12 @@ MOST_COLUMNS = 8
     help="Write a page with tables and charts, which needs no network; - for stdout.",
 )
 @click.option("--full", is_flag=True, help="With --html: read the data too, for pictures of masks.")
-@MAX_BYTES
-@FORCE
-@JSON
-@QUIET
-@VERSION
-@reports_errors
+@cli.MAX_BYTES
+@cli.FORCE
+@cli.JSON
+@cli.QUIET
+@cli.VERSION
+@cli.reports_errors
 def command(
     source: str,
     printed: str,
@@ -69,7 +57,7 @@ def command(
     elsa-inspect net.safetensors --html report.html
     elsa-inspect net.safetensors --html report.html --full
     """
-    keep_apart(source, target or printed)
+    cli.keep_apart(source, target or printed)
     if target is not None:
         if as_json or printed != "-":
             raise click.UsageError("--html OUT goes with neither --json nor --output.")
@@ -80,25 +68,25 @@ def command(
         raise click.UsageError("--full goes with --html.")
     if force and printed == "-":
         raise click.UsageError("--force goes with --html and --output.")
-    with open_elsa(standard_input() if source == "-" else source, max_bytes=max_bytes) as file:
+    with open_elsa(cli.standard_input() if source == "-" else source, max_bytes=max_bytes) as file:
         if isinstance(file.network, LevelNetwork):
             level = describe_level(file, file.network)
             text = json.dumps(level, indent=2) if as_json else show_level(level, layers=layers)
         else:
             text = json.dumps(describe(file), indent=2) if as_json else show(file, layers=layers)
-    answer(text, printed, force=force)
+    cli.answer(text, printed, force=force)
 
 
 def _write_page(source: str, target: str, wishes: dict[str, Any], *, quiet: bool) -> None:
-    with progress("reading", quiet=quiet) as shown:
+    with cli.progress("reading", quiet=quiet) as shown:
         size = write_report(
-            standard_input() if source == "-" else source,
-            standard_output() if target == "-" else target,
+            cli.standard_input() if source == "-" else source,
+            cli.standard_output() if target == "-" else target,
             progress=shown,
             **wishes,
         )
     if target != "-" and not quiet:
-        say(f"{target}: report, {show_size(size)}", err=True)
+        cli.say(f"{target}: report, {cli.show_size(size)}", err=True)
 
 
 def describe(file: File) -> dict[str, Any]:
@@ -150,7 +138,7 @@ def show(file: File, *, layers: bool) -> str:
     delivery = _delivery(file).get("delivery")
     kind = "" if delivery is None else f" delivery file, level {delivery['there']} is there"
     title = (
-        f"{file.path}: ELSA {file.profile.version}{kind}, {show_size(file.file_size)}, "
+        f"{file.path}: ELSA {file.profile.version}{kind}, {cli.show_size(file.file_size)}, "
         f"{parameters:,} parameters in {len(file.tensors)} tensors "
         f"({kinds.count('nested')} nested, {kinds.count('per-level')} per level, "
         f"{kinds.count('shared')} shared), {file.bits}-bit counters"
@@ -198,7 +186,7 @@ def show_level(level: dict[str, Any], *, layers: bool) -> str:
     nested = [tensor for tensor in level["tensors"] if tensor["kind"] == "nested"]
     lines = [
         f"{level['path']}: level {level['level']} ({level['name']}) as {level['layout']}, "
-        f"{show_size(level['file_size'])} ({show_size(level['dense_size'])} in memory), "
+        f"{cli.show_size(level['file_size'])} ({cli.show_size(level['dense_size'])} in memory), "
         f"{level['parameters']:,} parameters in {len(level['tensors'])} tensors "
         f"({len(nested)} nested)"
     ]
@@ -215,7 +203,7 @@ def show_level(level: dict[str, Any], *, layers: bool) -> str:
         shape = "×".join(map(str, tensor["shape"])) or "scalar"
         share = f"{tensor['kept'] / elements:.2%}" if known else "-"
         rows.append([tensor["name"], tensor["dtype"], shape, share])
-    return "\n".join(lines) + "\n\n" + table(rows, left=3)
+    return "\n".join(lines) + "\n\n" + cli.table(rows, left=3)
 
 
 def _delivery(file: File) -> dict[str, Any]:
@@ -237,17 +225,17 @@ def _level_table(file: File) -> str:
     metrics = sorted({key for level in file.levels for key in level.metrics})
     rows = [["level", "name", "sparsity", "kept", *(f"as {x}" for x in LAYOUTS), *metrics]]
     for t, level in enumerate(file.levels, 1):
-        sizes = [show_size(file.size(t, layout)) for layout in LAYOUTS]
+        sizes = [cli.show_size(file.size(t, layout)) for layout in LAYOUTS]
         values = [_number(level.metrics.get(key)) for key in metrics]
         kept = [f"{file.sparsity(t):.3%}", f"{level.nonzero:,}"]
         rows.append([str(t), level.name, *kept, *sizes, *values])
     dense = [_number(file.profile.dense_metrics.get(key)) for key in metrics]
-    size = show_size(file.size("dense"))
+    size = cli.show_size(file.size("dense"))
     rows.append(["dense", "", f"{0:.3%}", f"{file.nested_weights:,}", size, "", "", *dense])
     if downloads := _delivery(file).get("delivery"):
-        sizes = [show_size(entry["size"]) for entry in downloads["levels"]]
+        sizes = [cli.show_size(entry["size"]) for entry in downloads["levels"]]
         rows = [[*r[:2], cell, *r[2:]] for r, cell in zip(rows, ["download", *sizes], strict=True)]
-    return table(rows, left=2)
+    return cli.table(rows, left=2)
 
 
 def _layer_table(file: File) -> str:
@@ -261,7 +249,7 @@ def _layer_table(file: File) -> str:
         kept = [f"{n / info.elements:.2%}" if info.elements else "-" for n in counts[:shown]]
         shape = "×".join(map(str, info.shape)) or "scalar"
         rows.append([name, info.dtype.name, shape, *kept, *more])
-    return table(rows, left=3)
+    return cli.table(rows, left=3)
 
 
 def _number(value: float | None) -> str:

@@ -3,9 +3,9 @@
 import click
 
 from elsa_format import ship
-from elsa_format._cli._options import FORCE, JSON, OUTPUT, QUIET, SETTINGS, VERSION
-from elsa_format._cli._progress import progress
-from elsa_format._cli._terminal import (
+from elsa_format._console.options import FORCE, JSON, OUTPUT, QUIET, SETTINGS, VERSION
+from elsa_format._console.progress import progress
+from elsa_format._console.terminal import (
     report,
     reports_errors,
     show_size,

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elsa_format._cli import _progress
-from elsa_format._cli._progress import Bar, clock, progress
+from elsa_format._console.progress import Bar, clock, progress
 
 
 class Clock:

@@ -14,7 +14,7 @@ from typing import IO, Any, ParamSpec, TextIO
 import click
 
 from elsa_format import __version__
-from elsa_format._cli._options import UNITS
+from elsa_format._console.options import UNITS
 from elsa_format._container.index import is_index
 from elsa_format._errors import ElsaError
 from elsa_format._kernels import NATIVE

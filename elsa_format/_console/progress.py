@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TextIO
 
-from elsa_format._cli._terminal import show_size
+from elsa_format._console.terminal import show_size
 
 PERIOD = 0.1
 """Seconds between two lines."""
