@@ -38,11 +38,6 @@ class Shard:
     storage: Storage
     header: Header
 
-    def data(self) -> Reader:
-        """The data section."""
-        start = self.header.data_start
-        return self.storage.reader(start, start + self.header.data_size)
-
 
 class Shards:
     """Storage of several files, as one."""
