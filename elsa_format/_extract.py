@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from elsa_format import _level_document
@@ -26,7 +27,7 @@ from elsa_format._output import Output, Target, is_special
 from elsa_format._output.directory import in_directory
 from elsa_format._output.shards import check_shard_size, group_tensors, open_destination
 from elsa_format._profile import LevelLike, LevelNumber, variant_name
-from elsa_format._storage import Source
+from elsa_format._storage import Source, SpooledStorage
 from elsa_format._threads import Meter, Progress, no_progress
 from elsa_format._writer import Contents, LevelSpec, open_writer
 from elsa_format.levels import Sparsity
@@ -87,8 +88,8 @@ def extract(
             network, level=level, sparsity=sparsity, max_size=max_size, layout=layout
         )
         check_layout(network, number, layout)
-        if isinstance(network, LevelNetwork) and layout != "dense":
-            network = network.count()
+        if isinstance(network, LevelNetwork) and layout != "dense" and not network.counted:
+            network = _counted(network)
         several = isinstance(target, str | os.PathLike) and not is_special(target)
         meter = Meter(progress, network.header.data_size)
         job = _Job(network, number, layout, verify, meter, jobs if several else 1)
@@ -101,6 +102,20 @@ def extract(
         else:
             job.extract(groups, target, force=force)
         return network.stated(number)
+
+
+def _counted(network: LevelNetwork) -> LevelNetwork:
+    """The level with how much each tensor keeps, for which a dense file is read once more."""
+    if network.storage.size is None:
+        copy = SpooledStorage(network.storage, network.header.data_start)
+        network = replace(network, storage=copy)
+    kept = dict.fromkeys(network.profile.nested, 0)
+    with LevelReader(network) as reader:
+        for name in kept:
+            info = network.header.tensors[name]
+            for block in reader.blocks(info):
+                kept[name] += int(np.count_nonzero(block.view(info.dtype.words)))
+    return network.with_counts(kept)
 
 
 def _whole(

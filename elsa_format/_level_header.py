@@ -1,11 +1,18 @@
 """What the file of a level will look like, from the network's header alone (spec §9)."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 
 from elsa_format import _level_document
-from elsa_format._container.header import ALIGNMENT, LENGTH_BYTES, TensorInfo, lay_out, serialize
+from elsa_format._container.header import (
+    ALIGNMENT,
+    LENGTH_BYTES,
+    TensorInfo,
+    lay_out,
+    place,
+    serialize,
+)
 from elsa_format._container.json import dump
 from elsa_format._layouts import FORMS, Layout
 from elsa_format._network import Network
@@ -23,7 +30,7 @@ def level_tensors(network: Network, level: int | None, layout: Layout) -> dict[s
         else:
             infos += FORMS[layout].parts(step.name, info.dtype, info.shape, step.nested.expected)
     # Dense tensors keep the order they arrive in, so that a pipe needs no memory of them.
-    return _in_order(infos) if layout == "dense" else lay_out(infos)
+    return place(infos) if layout == "dense" else lay_out(infos)
 
 
 def level_header(
@@ -112,11 +119,3 @@ def _entry_size(name: int, info: TensorInfo) -> int:
 
 def _json_size(value: object) -> int:
     return len(dump(value).encode("utf-8"))
-
-
-def _in_order(infos: Iterable[TensorInfo]) -> dict[str, TensorInfo]:
-    placed, position = {}, 0
-    for info in infos:
-        placed[info.name] = replace(info, start=position)
-        position += info.nbytes
-    return placed

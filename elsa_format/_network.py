@@ -112,10 +112,9 @@ class Network(Closing):
 
     def describe(self, level: int, layout: Layout, nested: Mapping[str, TensorInfo]) -> str:
         """What the file of a level says of itself."""
+        number, entry = int(self.stated(level)), self.profile.levels[level - 1]
         whole = self.profile.shard is None
-        return _level_document.describe(
-            level, self.profile.levels[level - 1], layout, nested, digest=whole
-        )
+        return _level_document.describe(number, entry, layout, nested, digest=whole)
 
     def part(self, names: frozenset[str], shard: tuple[int, int]) -> "Network":
         """The network as far as it is about some stored tensors, to be written as a shard."""
