@@ -4,7 +4,6 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -50,30 +49,6 @@ class LevelSpec:
 
 
 @dataclass(frozen=True)
-class Totals:
-    """What the data says about every level: of one shard, or added up, of the network."""
-
-    nonzero: tuple[int, ...]
-    lines: tuple[dict[str, str], ...] | None
-    """The digest's lines; None if no digests are wanted."""
-
-    def __add__(self, other: "Totals") -> "Totals":
-        lines = None
-        if self.lines is not None and other.lines is not None:
-            pairs = zip(self.lines, other.lines, strict=True)
-            lines = tuple({**one, **more} for one, more in pairs)
-        kept = zip(self.nonzero, other.nonzero, strict=True)
-        return Totals(tuple(one + more for one, more in kept), lines)
-
-    @cached_property
-    def digests(self) -> Sequence[str | None]:
-        """The digest of each level."""
-        if self.lines is None:
-            return [None] * len(self.nonzero)
-        return [digest_of_lines(lines) for lines in self.lines]
-
-
-@dataclass(frozen=True)
 class Contents:
     """What a network to be written consists of, besides its tensors."""
 
@@ -99,22 +74,22 @@ class Contents:
             for s in self.levels
         )
         contents = replace(self, levels=levels, dense_metrics=plain_numbers(self.dense_metrics))
-        check_levels(contents.table(Totals((0,) * len(levels), None)), contents.dense_metrics)
+        check_levels(contents.table([0] * len(levels), None), contents.dense_metrics)
         return contents
 
     def only(self, names: AbstractSet[str]) -> "Contents":
         """As far as it is about some of the tensors."""
         return replace(self, nested=self.nested & names, per_level=self.per_level & names)
 
-    def table(self, network: Totals) -> tuple[Level, ...]:
+    def table(self, kept: Sequence[int], digests: Sequence[str] | None) -> tuple[Level, ...]:
         """The level table, with what was counted."""
         return tuple(
             Level(
                 name=level.name,
-                nonzero=network.nonzero[t],
+                nonzero=kept[t],
                 target=level.target,
                 pattern=level.pattern,
-                digest=network.digests[t],
+                digest=digests[t] if digests else None,
                 metrics=level.metrics,
             )
             for t, level in enumerate(self.levels)
@@ -133,7 +108,8 @@ class ShardWriter:
         output: Output,
         tensors: Iterable[TensorInfo],
         contents: Contents,
-        shard: tuple[int, int] | None = None,
+        digests: LevelDigests | None,
+        shard: tuple[int, int] | None,
     ) -> None:
         self.output, self.contents, self.shard = output, contents, shard
         bits, self._numbers = contents.bits, range(1, len(contents.levels) + 1)
@@ -148,7 +124,7 @@ class ShardWriter:
         # Hashes live only while their tensor is written: each takes half a kilobyte.
         self._hashes: dict[str, xxhash.xxh3_64] = {}
         self._checksums = dict.fromkeys(self.tensors, f"xxh3:{ZEROS}")
-        self._digests = LevelDigests(bits, self._numbers) if contents.digests else None
+        self._digests = digests
         self._reserved = 0
         self._reserved = len(self._header(self._longest_profile()))
 
@@ -191,8 +167,8 @@ class ShardWriter:
         elif name not in self.contents.per_level:
             self._digests.end_plain(info, name, self._numbers)
 
-    def close_data(self) -> Totals:
-        """Check that all bytes are there, and add up what they hold."""
+    def close_data(self) -> None:
+        """Check that all bytes are there, and that their counters are those of levels."""
         for name, info in self.tensors.items():
             if not info.nbytes:
                 self.append(name, np.empty(0, np.uint8))
@@ -204,30 +180,26 @@ class ShardWriter:
                 raise CounterOutOfRange(
                     f"tensor {name!r}: counter {top}, expected 0..{len(self._numbers)}"
                 )
-        return self._totals()
 
-    def write_header(self, network: Totals) -> Profile:
+    def write_header(self, levels: tuple[Level, ...]) -> Profile:
         """Write the header; the level table is that of the whole network."""
-        profile = self._profile(network)
+        profile = self._profile(levels, self.kept)
         self.output.write_at(0, self._header(profile))
         return profile
 
-    def _totals(self) -> Totals:
-        kept = self._kept().values()
-        lines = tuple(self._digests.lines) if self._digests else None
-        return Totals(tuple(sum(c[t] for c in kept) for t in range(len(self._numbers))), lines)
-
-    def _kept(self) -> dict[str, tuple[int, ...]]:
+    @property
+    def kept(self) -> dict[str, tuple[int, ...]]:
+        """How many weights of each nested tensor every level keeps."""
         return {
-            name: tuple(int(n) for n in counts[1 : self._numbers.stop].cumsum())
+            name: tuple(counts[1 : self._numbers.stop].cumsum().tolist())
             for name, counts in self.counts.items()
         }
 
-    def _profile(self, network: Totals) -> Profile:
+    def _profile(self, levels: tuple[Level, ...], kept: dict[str, tuple[int, ...]]) -> Profile:
         return Profile(
             bits=self.contents.bits,
-            levels=self.contents.table(network),
-            nested=self._kept(),
+            levels=levels,
+            nested=kept,
             per_level=tuple(sorted(self.contents.per_level)),
             checksums=self._checksums,
             dense_metrics=self.contents.dense_metrics,
@@ -238,12 +210,10 @@ class ShardWriter:
         sizes = {name: self.tensors[name].elements for name in self.counts}
         # A shard does not know how large the others are.
         most = MAX_SAFE_INTEGER if self.shard else sum(sizes.values())
-        profile = self._profile(self._totals())
-        return replace(
-            profile,
-            levels=tuple(replace(level, nonzero=most) for level in profile.levels),
-            nested={name: (size,) * len(self._numbers) for name, size in sizes.items()},
-        )
+        levels = len(self._numbers)
+        digests = [digest_of_lines({})] * levels if self._digests else None
+        table = self.contents.table([most] * levels, digests)
+        return self._profile(table, {name: (size,) * levels for name, size in sizes.items()})
 
     def _header(self, profile: Profile) -> bytes:
         def with_checksum(digits: str) -> bytes:
@@ -257,9 +227,14 @@ class NetworkWriter:
     """Writes a network: one file, or as many as it has shards."""
 
     def __init__(
-        self, destination: Destination, shards: Sequence[ShardWriter], about: Mapping[str, Any]
+        self,
+        destination: Destination,
+        shards: Sequence[ShardWriter],
+        contents: Contents,
+        digests: LevelDigests | None,
     ) -> None:
-        self.destination, self.shards, self._about = destination, shards, about
+        self.destination, self.shards = destination, shards
+        self._contents, self._digests = contents, digests
         self._shard_of = {name: shard for shard in shards for name in shard.tensors}
 
     def append(self, name: str, data: NDArray[Any]) -> None:
@@ -268,12 +243,15 @@ class NetworkWriter:
 
     def finish(self) -> Profile:
         """Write the headers, let the files appear, and give the profile of the network."""
-        totals = [shard.close_data() for shard in self.shards]
-        network = totals[0]
-        for more in totals[1:]:
-            network += more
-        profiles = [shard.write_header(network) for shard in self.shards]
-        self.destination.commit([shard.tensors.values() for shard in self.shards], self._about)
+        for shard in self.shards:
+            shard.close_data()
+        kept = [counts for shard in self.shards for counts in shard.kept.values()]
+        nonzero = [sum(counts[t] for counts in kept) for t in range(len(self._contents.levels))]
+        digests = self._digests.result() if self._digests else None
+        levels = self._contents.table(nonzero, digests)
+        profiles = [shard.write_header(levels) for shard in self.shards]
+        tensors = [shard.tensors.values() for shard in self.shards]
+        self.destination.commit(tensors, self._contents.about)
         return join_profiles(profiles)
 
 
@@ -287,13 +265,15 @@ def open_writer(
 ) -> Iterator[NetworkWriter]:
     """A writer for groups of tensors, one for each shard if the target is an index, else one."""
     contents = contents.checked()
+    numbers = range(1, len(contents.levels) + 1)
+    digests = LevelDigests(contents.bits, numbers) if contents.digests else None
     with open_destination(target, len(groups), force=force) as destination:
         shards = []
         for number, (output, infos) in enumerate(zip(destination.outputs, groups, strict=True), 1):
             own = contents.only({info.name for info in infos})
             place = (number, len(groups)) if destination.sharded else None
-            shards.append(ShardWriter(output, infos, own, place))
-        yield NetworkWriter(destination, shards, contents.about)
+            shards.append(ShardWriter(output, infos, own, digests, place))
+        yield NetworkWriter(destination, shards, contents, digests)
 
 
 def refuse_same_names(names: Sequence[str]) -> None:
