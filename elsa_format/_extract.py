@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from elsa_format import _level_document
 from elsa_format._choose import check_layout, choose_level
@@ -155,18 +154,6 @@ def _whole_shards(
         destination.commit([file.header.tensors.values() for file in files], network.about)
 
 
-@dataclass
-class _Place:
-    """Where the next bytes of a tensor go."""
-
-    output: Output
-    position: int
-
-    def write(self, piece: NDArray[Any]) -> None:
-        self.output.write_at(self.position, piece)
-        self.position += piece.nbytes
-
-
 @dataclass(frozen=True)
 class _Job:
     """A level to be extracted."""
@@ -187,9 +174,7 @@ class _Job:
             return info.nbytes * (1 + self.level if name in network.profile.varying else 1)
         if nested is None:
             return info.nbytes
-        form = FORMS[self.layout]
-        parts = form.parts(name, info.dtype, info.shape, nested.expected)
-        return sum(part.nbytes for part in parts)
+        return sum(part.nbytes for part in FORMS[self.layout].parts(info, nested.expected))
 
     def _read(self, take: Callable[[LevelReader, Step], None]) -> None:
         """Hand over every stored tensor, of several files at the same time."""
@@ -206,7 +191,7 @@ class _Job:
         """Write the level as a plain checkpoint."""
         in_order = self.layout == "dense"
         with open_destination(target, len(groups), force=force, in_order=in_order) as destination:
-            places: dict[str, _Place] = {}
+            places: dict[str, tuple[Output, int]] = {}
             files = []
             for number, output in enumerate(destination.outputs, 1):
                 network = self.network
@@ -215,12 +200,14 @@ class _Job:
                 prefix, placed = level_header(network, self.level, self.layout)
                 output.write_at(0, prefix)
                 for name, info in placed.items():
-                    places[name] = _Place(output, len(prefix) + info.start)
+                    places[name] = output, len(prefix) + info.start
                 files.append(placed.values())
 
             def copy(reader: LevelReader, step: Step) -> None:
                 for name, piece in self._pieces(reader, step):
-                    places[name].write(piece)
+                    output, position = places[name]
+                    output.write_at(position, piece)
+                    places[name] = output, position + piece.nbytes
 
             self._read(copy)
             destination.commit(files, self._index_metadata() if destination.sharded else {})

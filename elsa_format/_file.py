@@ -242,7 +242,7 @@ def _load_sparse(reader: LevelReader, nested: Nested, layout: Layout, arena: Are
         return parts[name][start : start + size].view(dtype)
 
     encoder = form.encoder(nested, room)
-    for part in form.parts(info.name, info.dtype, info.shape, nested.expected):
+    for part in form.parts(info, nested.expected):
         assert part.dtype.numpy is not None
         parts[part.name] = arena.empty(part.nbytes).view(part.dtype.numpy)
     for block in reader.blocks(info):

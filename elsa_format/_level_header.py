@@ -28,7 +28,7 @@ def level_tensors(network: Network, level: int | None, layout: Layout) -> dict[s
         if step.nested is None:
             infos.append(info)
         else:
-            infos += FORMS[layout].parts(step.name, info.dtype, info.shape, step.nested.expected)
+            infos += FORMS[layout].parts(info, step.nested.expected)
     # Dense tensors keep the order they arrive in, so that a pipe needs no memory of them.
     return place(infos) if layout == "dense" else lay_out(infos)
 
@@ -88,7 +88,7 @@ class LevelSizes:
             if step.nested is None or layout == "dense":
                 yield info.dtype.size, _entry_size(self._names[name], info), info.nbytes
                 continue
-            for part in FORMS[layout].parts(name, info.dtype, info.shape, step.nested.expected):
+            for part in FORMS[layout].parts(info, step.nested.expected):
                 extra = len(part.name) - len(name)  # the prefix needs no escape
                 size = _entry_size(self._names[name] + extra, part)
                 yield part.dtype.size, size, part.nbytes

@@ -53,7 +53,6 @@ class LevelNetwork(Network):
 
     @property
     def file_size(self) -> int:
-        """Bytes of the file, or of all shards."""
         return self.stored.data_start + self.stored.data_size
 
     def level_number(self, level: LevelLike) -> int | None:
@@ -73,7 +72,6 @@ class LevelNetwork(Network):
         return 1
 
     def stated(self, level: int | None) -> int:
-        """The level as it is told to people."""
         return self.document.level
 
     def nested(self, info: TensorInfo, level: int | None) -> Nested | None:
@@ -145,7 +143,7 @@ class SparseView(VirtualStorage):
         for stored in header.tensors.values():  # where its values are, there a tensor was
             if stored.name.startswith(VALUES):
                 name = stored.name.removeprefix(VALUES)
-                infos[name] = TensorInfo(name, *self._nested[name])
+                infos[name] = self._nested[name]
             elif not stored.name.startswith(RESERVED):
                 infos[stored.name] = stored
         self.header: Header = VirtualHeader(
@@ -163,7 +161,7 @@ class SparseView(VirtualStorage):
 
     def _sparse(self, info: TensorInfo) -> "_SparseTensor":
         kept = self._stored.tensors[part_name("values", info.name)].elements
-        parts = self._form.parts(info.name, info.dtype, info.shape, kept)
+        parts = self._form.parts(info, kept)
         opened = [(part, self._read(part)) for part in parts]
         return _SparseTensor(f"{self.name}: tensor {info.name!r}", info, opened, self._form.decoder)
 

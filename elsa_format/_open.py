@@ -4,8 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from elsa_format import _level_document, _profile
-from elsa_format._container.dtypes import Dtype
-from elsa_format._container.header import RESERVED, Header, check_size, read_header
+from elsa_format._container.header import RESERVED, Header, TensorInfo, check_size, read_header
 from elsa_format._container.index import Index, is_index
 from elsa_format._delivery.document import is_delivery
 from elsa_format._errors import CountMismatch, InvalidIndex, TooLarge
@@ -199,7 +198,7 @@ def _join_levels(
     stated = _level_document.of_index(index, where)
     whole = stated or next(filter(None, documents.values()), None)
     homes: dict[str, str] = {}
-    nested: dict[str, tuple[Dtype, tuple[int, ...]]] = {}
+    nested: dict[str, TensorInfo] = {}
     groups, digests = [], []
     for shard in shards.shards:
         file, level = shard.file, documents[shard.file]

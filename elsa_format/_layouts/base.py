@@ -8,7 +8,6 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from elsa_format._container.dtypes import Dtype
 from elsa_format._container.header import RESERVED, TensorInfo
 from elsa_format._errors import CountMismatch, InvalidLayout, Truncated, UnsupportedFeature
 from elsa_format._kept import count_kept
@@ -106,7 +105,7 @@ class Form(ABC):
     decoder: ClassVar[type[Decoder]]
 
     @abstractmethod
-    def parts(self, name: str, dtype: Dtype, shape: tuple[int, ...], kept: int) -> list[TensorInfo]:
+    def parts(self, info: TensorInfo, kept: int) -> list[TensorInfo]:
         """The tensors that a nested tensor becomes."""
 
     def loaded(self, parts: list[NDArray[Any]], shape: tuple[int, ...]) -> Any:

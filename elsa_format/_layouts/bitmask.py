@@ -1,6 +1,5 @@
 """The bitmask layout: one bit per weight, then the kept values (spec §9.2)."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elsa_format import _kernels
-from elsa_format._container.dtypes import DTYPES, Dtype
+from elsa_format._container.dtypes import DTYPES
 from elsa_format._container.header import TensorInfo
 from elsa_format._errors import InvalidLayout
 from elsa_format._kept import compact
@@ -100,11 +99,11 @@ class BitmaskForm(Form):
 
     encoder, decoder = BitmaskEncoder, BitmaskDecoder
 
-    def parts(self, name: str, dtype: Dtype, shape: tuple[int, ...], kept: int) -> list[TensorInfo]:
-        mask_bytes = -(-math.prod(shape) // 8)
+    def parts(self, info: TensorInfo, kept: int) -> list[TensorInfo]:
+        mask_bytes = -(-info.elements // 8)
         return [
-            TensorInfo(part_name("bitmask", name), DTYPES["U8"], (mask_bytes,)),
-            TensorInfo(part_name("values", name), dtype, (kept,)),
+            TensorInfo(part_name("bitmask", info.name), DTYPES["U8"], (mask_bytes,)),
+            TensorInfo(part_name("values", info.name), info.dtype, (kept,)),
         ]
 
     def loaded(self, parts: list[NDArray[Any]], shape: tuple[int, ...]) -> Bitmask:

@@ -216,13 +216,13 @@ class CsrForm(Form):
 
     encoder, decoder = CsrEncoder, CsrDecoder
 
-    def parts(self, name: str, dtype: Dtype, shape: tuple[int, ...], kept: int) -> list[TensorInfo]:
-        rows, cols = matrix_shape(shape)
+    def parts(self, info: TensorInfo, kept: int) -> list[TensorInfo]:
+        rows, cols = matrix_shape(info.shape)
         index = index_dtype(kept, cols)
         return [
-            TensorInfo(part_name("indptr", name), index, (rows + 1,)),
-            TensorInfo(part_name("indices", name), index, (kept,)),
-            TensorInfo(part_name("values", name), dtype, (kept,)),
+            TensorInfo(part_name("indptr", info.name), index, (rows + 1,)),
+            TensorInfo(part_name("indices", info.name), index, (kept,)),
+            TensorInfo(part_name("values", info.name), info.dtype, (kept,)),
         ]
 
     def loaded(self, parts: list[NDArray[Any]], shape: tuple[int, ...]) -> Csr:

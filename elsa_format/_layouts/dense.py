@@ -5,7 +5,6 @@ from typing import Any
 from numpy.typing import NDArray
 
 from elsa_format import _kernels
-from elsa_format._container.dtypes import Dtype
 from elsa_format._container.header import TensorInfo
 from elsa_format._kept import NOT_ZERO
 from elsa_format._layouts.base import Encoder, Form, Piece
@@ -28,5 +27,5 @@ class Dense(Form):
 
     encoder = DenseEncoder
 
-    def parts(self, name: str, dtype: Dtype, shape: tuple[int, ...], kept: int) -> list[TensorInfo]:
-        return [TensorInfo(name, dtype, shape)]
+    def parts(self, info: TensorInfo, kept: int) -> list[TensorInfo]:
+        return [TensorInfo(info.name, info.dtype, info.shape)]
