@@ -17,7 +17,7 @@ from click.shell_completion import CompletionItem
 
 from elsa_format import __version__
 from elsa_format._container.index import is_index, is_url
-from elsa_format._errors import ElsaError
+from elsa_format._errors import ElsaError, escape
 from elsa_format._kernels import NATIVE, kernels
 from elsa_format._output import descriptor, open_output
 from elsa_format._output.directory import goes_to_directory
@@ -288,13 +288,6 @@ def keep_apart(source: str, target: str) -> None:
     paths = (source, target)
     if all(os.path.exists(path) for path in paths) and os.path.samefile(*paths):
         raise click.UsageError("The output would replace the file it describes.")
-
-
-def escape(text: str) -> str:
-    """Text with everything that is not printable written as Python would."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def _mention_numpy() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -118,16 +119,7 @@ def describe(file: File) -> dict[str, Any]:
         **_delivery(file),
         "shard": profile.shard,
         "metadata": dict(file.metadata),
-        "tensors": [
-            {
-                "name": name,
-                "dtype": info.dtype.name,
-                "shape": list(info.shape),
-                "kind": _kind(file, name),
-                "kept": list(profile.nested.get(name, ())) or None,
-            }
-            for name, info in file.tensors.items()
-        ],
+        "tensors": _tensors(file, lambda counts: list(counts) or None),
     }
 
 
@@ -151,11 +143,7 @@ def show(file: File, *, layers: bool) -> str:
 
 def describe_level(file: File, level: LevelNetwork) -> dict[str, Any]:
     """Everything `elsa-inspect --json` prints of a level file."""
-    entry, counts = file.levels[0], level.profile.nested
-
-    def kept(name: str) -> int | None:
-        return counts[name][0] if level.counted and name in counts else None
-
+    entry = file.levels[0]
     return {
         "path": file.path,
         "level": level.document.level,
@@ -168,16 +156,7 @@ def describe_level(file: File, level: LevelNetwork) -> dict[str, Any]:
         "nonzero": entry.nonzero if level.counted else None,
         "digest": level.document.digest,
         "metadata": level.metadata,
-        "tensors": [
-            {
-                "name": name,
-                "dtype": info.dtype.name,
-                "shape": list(info.shape),
-                "kind": "nested" if name in counts else "other",
-                "kept": kept(name),
-            }
-            for name, info in file.tensors.items()
-        ],
+        "tensors": _tensors(file, lambda counts: counts[0] if level.counted and counts else None),
     }
 
 
@@ -215,9 +194,24 @@ def _delivery(file: File) -> dict[str, Any]:
     return {"delivery": {"there": network.there, "levels": sizes}}
 
 
+def _tensors(file: File, kept: Callable[[tuple[int, ...]], Any]) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": name,
+            "dtype": info.dtype.name,
+            "shape": list(info.shape),
+            "kind": _kind(file, name),
+            "kept": kept(file.profile.nested.get(name, ())),
+        }
+        for name, info in file.tensors.items()
+    ]
+
+
 def _kind(file: File, name: str) -> str:
     if name in file.profile.nested:
         return "nested"
+    if isinstance(file.network, LevelNetwork):
+        return "other"
     return "per-level" if name in file.profile.varying else "shared"
 
 
