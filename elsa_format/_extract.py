@@ -28,7 +28,7 @@ from elsa_format._output.shards import check_shard_size, group_tensors, open_des
 from elsa_format._profile import LevelLike, LevelNumber, variant_name
 from elsa_format._storage import Source, SpooledStorage
 from elsa_format._threads import Meter, Progress, no_progress
-from elsa_format._writer import Contents, LevelSpec, open_writer
+from elsa_format._writer import Contents, open_writer
 from elsa_format.levels import Sparsity
 
 
@@ -196,7 +196,7 @@ class _Job:
             for number, output in enumerate(destination.outputs, 1):
                 network = self.network
                 if destination.sharded:
-                    network = self._shard(groups[number - 1], (number, len(groups)))
+                    network = network.part(frozenset(groups[number - 1]), (number, len(groups)))
                 prefix, placed = level_header(network, self.level, self.layout)
                 output.write_at(0, prefix)
                 for name, info in placed.items():
@@ -211,13 +211,6 @@ class _Job:
 
             self._read(copy)
             destination.commit(files, self._index_metadata() if destination.sharded else {})
-
-    def _shard(self, names: list[str], shard: tuple[int, int]) -> Network:
-        """The network as far as it is about some of the tensors."""
-        profile, here = self.network.profile, set(names)
-        for name in here & profile.varying:
-            here |= {variant_name(name, t) for t in range(1, len(profile.levels) + 1)}
-        return self.network.part(frozenset(here), shard)
 
     def _index_metadata(self) -> dict[str, Any]:
         """What the shards of a level cannot say by themselves, as the digest of the whole."""
@@ -266,10 +259,7 @@ class _Job:
                 infos[group_of[name]].append(replace(info, name=name))
         contents = Contents(
             profile.bits,
-            [
-                LevelSpec(entry.name, entry.target, entry.pattern, entry.metrics)
-                for entry in profile.levels[:level]
-            ],
+            profile.levels[:level],
             frozenset(profile.nested),
             profile.varying,
             network.metadata,

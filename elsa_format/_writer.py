@@ -53,7 +53,8 @@ class Contents:
     """What a network to be written consists of, besides its tensors."""
 
     bits: int
-    levels: Sequence[LevelSpec]
+    levels: Sequence[LevelSpec | Level]
+    """What is told of each; what a Level has counted is counted anew."""
     nested: frozenset[str]
     per_level: frozenset[str] = frozenset()
     metadata: Mapping[str, str] = field(default_factory=dict)
