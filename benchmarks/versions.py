@@ -3,7 +3,7 @@
 OLD and NEW are checkouts, each with its own .venv:
 
     git worktree add ../old REVISION && make -C ../old .venv/ready
-    python -m benchmarks.versions ../old . --only 'pack.*'
+    .venv/bin/python -m benchmarks.versions ../old . --only 'pack.*'
 
 The rows are those of `make bench` about the format, which both versions have, beside the ONNX
 converter and some calls more. Each version waits in a process of its own, and they run in turn, the
@@ -157,6 +157,16 @@ class Version:
         )
         self.rows = [*IMPORTS, *self._answer()]
 
+    @property
+    def packages(self) -> set[str]:
+        """What is installed: packing looks through all of it for plug-ins, so it costs time."""
+        program = (
+            "from importlib.metadata import distributions\n"
+            "for d in distributions(): print(d.name, d.version)"
+        )
+        done = subprocess.run([self.python, "-c", program], stdout=subprocess.PIPE, check=True)
+        return set(done.stdout.decode().splitlines())
+
     def _answer(self) -> list[str]:
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip().split("\t")
@@ -214,6 +224,8 @@ def main() -> None:
             versions.append(Version(checkout.resolve(), Path(scratch).resolve(), sizes))
             stack.callback(versions[-1].end)
         old, new = versions
+        if differing := sorted(old.packages ^ new.packages):
+            print("not the same in both environments:", *differing, sep="\n  ", file=sys.stderr)
         print("| row | old | new | new : old |\n| --- | ---: | ---: | ---: |", flush=True)
         for key in old.rows:
             wanted = not options.only or any(fnmatchcase(key, glob) for glob in options.only)

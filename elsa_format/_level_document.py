@@ -49,16 +49,12 @@ def describe(
     }
     if digest and entry.digest:
         document["digest"] = entry.digest
-    document["tensors"] = _nested(nested)
+    document["tensors"] = describe_nested(nested)
     return dump(dict(sorted(document.items())))
 
 
-def describe_nested(nested: Mapping[str, TensorInfo]) -> str:
+def describe_nested(nested: Mapping[str, TensorInfo]) -> dict[str, Any]:
     """The part of the entry that is the same for all levels and layouts."""
-    return dump(_nested(nested))
-
-
-def _nested(nested: Mapping[str, TensorInfo]) -> dict[str, Any]:
     return {
         name: {"dtype": info.dtype.name, "shape": info.shape}
         for name, info in sorted(nested.items())

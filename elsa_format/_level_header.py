@@ -108,7 +108,7 @@ class LevelSizes:
         """Bytes of the list of nested tensors in a level's description, as a string in JSON."""
         network = self.network
         infos = {name: network.header.tensors[name] for name in network.profile.nested}
-        return _json_size(_level_document.describe_nested(infos)) - _json_size("{}")
+        return _json_size(dump(_level_document.describe_nested(infos))) - _json_size("{}")
 
 
 def _entry_size(name: int, info: TensorInfo) -> int:
