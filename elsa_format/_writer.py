@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,30 @@ class LevelSpec:
 
 
 @dataclass(frozen=True)
+class Totals:
+    """What the data says about every level: of one shard, or added up, of the network."""
+
+    nonzero: tuple[int, ...]
+    lines: tuple[dict[str, str], ...] | None
+    """The digest's lines; None if no digests are wanted."""
+
+    def __add__(self, other: "Totals") -> "Totals":
+        lines = None
+        if self.lines is not None and other.lines is not None:
+            pairs = zip(self.lines, other.lines, strict=True)
+            lines = tuple({**one, **more} for one, more in pairs)
+        kept = zip(self.nonzero, other.nonzero, strict=True)
+        return Totals(tuple(one + more for one, more in kept), lines)
+
+    @cached_property
+    def digests(self) -> Sequence[str | None]:
+        """The digest of each level."""
+        if self.lines is None:
+            return [None] * len(self.nonzero)
+        return [digest_of_lines(lines) for lines in self.lines]
+
+
+@dataclass(frozen=True)
 class Contents:
     """What a network to be written consists of, besides its tensors."""
 
@@ -75,22 +100,22 @@ class Contents:
             for s in self.levels
         )
         contents = replace(self, levels=levels, dense_metrics=plain_numbers(self.dense_metrics))
-        check_levels(contents.table([0] * len(levels), None), contents.dense_metrics)
+        check_levels(contents.table(Totals((0,) * len(levels), None)), contents.dense_metrics)
         return contents
 
     def only(self, names: AbstractSet[str]) -> "Contents":
         """As far as it is about some of the tensors."""
         return replace(self, nested=self.nested & names, per_level=self.per_level & names)
 
-    def table(self, kept: Sequence[int], digests: Sequence[str] | None) -> tuple[Level, ...]:
+    def table(self, network: Totals) -> tuple[Level, ...]:
         """The level table, with what was counted."""
         return tuple(
             Level(
                 name=level.name,
-                nonzero=kept[t],
+                nonzero=network.nonzero[t],
                 target=level.target,
                 pattern=level.pattern,
-                digest=digests[t] if digests else None,
+                digest=network.digests[t],
                 metrics=level.metrics,
             )
             for t, level in enumerate(self.levels)
@@ -109,8 +134,7 @@ class ShardWriter:
         output: Output,
         tensors: Iterable[TensorInfo],
         contents: Contents,
-        digests: LevelDigests | None,
-        shard: tuple[int, int] | None,
+        shard: tuple[int, int] | None = None,
     ) -> None:
         self.output, self.contents, self.shard = output, contents, shard
         bits, self._numbers = contents.bits, range(1, len(contents.levels) + 1)
@@ -125,7 +149,7 @@ class ShardWriter:
         # Hashes live only while their tensor is written: each takes half a kilobyte.
         self._hashes: dict[str, xxhash.xxh3_64] = {}
         self._checksums = dict.fromkeys(self.tensors, f"xxh3:{ZEROS}")
-        self._digests = digests
+        self._digests = LevelDigests(bits, self._numbers) if contents.digests else None
         self._reserved = 0
         self._reserved = len(self._header(self._longest_profile()))
 
@@ -168,8 +192,8 @@ class ShardWriter:
         elif name not in self.contents.per_level:
             self._digests.end_plain(info, name, self._numbers)
 
-    def close_data(self) -> None:
-        """Check that all bytes are there, and that their counters are those of levels."""
+    def close_data(self) -> Totals:
+        """Check that all bytes are there, and add up what they hold."""
         for name, info in self.tensors.items():
             if not info.nbytes:
                 self.append(name, np.empty(0, np.uint8))
@@ -181,26 +205,30 @@ class ShardWriter:
                 raise CounterOutOfRange(
                     f"tensor {name!r}: counter {top}, expected 0..{len(self._numbers)}"
                 )
+        return self._totals()
 
-    def write_header(self, levels: tuple[Level, ...]) -> Profile:
+    def write_header(self, network: Totals) -> Profile:
         """Write the header; the level table is that of the whole network."""
-        profile = self._profile(levels, self.kept)
+        profile = self._profile(network)
         self.output.write_at(0, self._header(profile))
         return profile
 
-    @property
-    def kept(self) -> dict[str, tuple[int, ...]]:
-        """How many weights of each nested tensor every level keeps."""
+    def _totals(self) -> Totals:
+        kept = self._kept().values()
+        lines = tuple(self._digests.lines) if self._digests else None
+        return Totals(tuple(sum(c[t] for c in kept) for t in range(len(self._numbers))), lines)
+
+    def _kept(self) -> dict[str, tuple[int, ...]]:
         return {
-            name: tuple(counts[1 : self._numbers.stop].cumsum().tolist())
+            name: tuple(int(n) for n in counts[1 : self._numbers.stop].cumsum())
             for name, counts in self.counts.items()
         }
 
-    def _profile(self, levels: tuple[Level, ...], kept: dict[str, tuple[int, ...]]) -> Profile:
+    def _profile(self, network: Totals) -> Profile:
         return Profile(
             bits=self.contents.bits,
-            levels=levels,
-            nested=kept,
+            levels=self.contents.table(network),
+            nested=self._kept(),
             per_level=tuple(sorted(self.contents.per_level)),
             checksums=self._checksums,
             dense_metrics=self.contents.dense_metrics,
@@ -211,10 +239,12 @@ class ShardWriter:
         sizes = {name: self.tensors[name].elements for name in self.counts}
         # A shard does not know how large the others are.
         most = MAX_SAFE_INTEGER if self.shard else sum(sizes.values())
-        levels = len(self._numbers)
-        digests = [digest_of_lines({})] * levels if self._digests else None
-        table = self.contents.table([most] * levels, digests)
-        return self._profile(table, {name: (size,) * levels for name, size in sizes.items()})
+        profile = self._profile(self._totals())
+        return replace(
+            profile,
+            levels=tuple(replace(level, nonzero=most) for level in profile.levels),
+            nested={name: (size,) * len(self._numbers) for name, size in sizes.items()},
+        )
 
     def _header(self, profile: Profile) -> bytes:
         def with_checksum(digits: str) -> bytes:
@@ -228,14 +258,9 @@ class NetworkWriter:
     """Writes a network: one file, or as many as it has shards."""
 
     def __init__(
-        self,
-        destination: Destination,
-        shards: Sequence[ShardWriter],
-        contents: Contents,
-        digests: LevelDigests | None,
+        self, destination: Destination, shards: Sequence[ShardWriter], about: Mapping[str, Any]
     ) -> None:
-        self.destination, self.shards = destination, shards
-        self._contents, self._digests = contents, digests
+        self.destination, self.shards, self._about = destination, shards, about
         self._shard_of = {name: shard for shard in shards for name in shard.tensors}
 
     def append(self, name: str, data: NDArray[Any]) -> None:
@@ -244,15 +269,12 @@ class NetworkWriter:
 
     def finish(self) -> Profile:
         """Write the headers, let the files appear, and give the profile of the network."""
-        for shard in self.shards:
-            shard.close_data()
-        kept = [counts for shard in self.shards for counts in shard.kept.values()]
-        nonzero = [sum(counts[t] for counts in kept) for t in range(len(self._contents.levels))]
-        digests = self._digests.result() if self._digests else None
-        levels = self._contents.table(nonzero, digests)
-        profiles = [shard.write_header(levels) for shard in self.shards]
-        tensors = [shard.tensors.values() for shard in self.shards]
-        self.destination.commit(tensors, self._contents.about)
+        totals = [shard.close_data() for shard in self.shards]
+        network = totals[0]
+        for more in totals[1:]:
+            network += more
+        profiles = [shard.write_header(network) for shard in self.shards]
+        self.destination.commit([shard.tensors.values() for shard in self.shards], self._about)
         return join_profiles(profiles)
 
 
@@ -266,15 +288,13 @@ def open_writer(
 ) -> Iterator[NetworkWriter]:
     """A writer for groups of tensors, one for each shard if the target is an index, else one."""
     contents = contents.checked()
-    numbers = range(1, len(contents.levels) + 1)
-    digests = LevelDigests(contents.bits, numbers) if contents.digests else None
     with open_destination(target, len(groups), force=force) as destination:
         shards = []
         for number, (output, infos) in enumerate(zip(destination.outputs, groups, strict=True), 1):
             own = contents.only({info.name for info in infos})
             place = (number, len(groups)) if destination.sharded else None
-            shards.append(ShardWriter(output, infos, own, digests, place))
-        yield NetworkWriter(destination, shards, contents, digests)
+            shards.append(ShardWriter(output, infos, own, place))
+        yield NetworkWriter(destination, shards, contents.about)
 
 
 def refuse_same_names(names: Sequence[str]) -> None:
