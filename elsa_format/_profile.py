@@ -2,9 +2,10 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate, islice
 from typing import Any, Literal, SupportsIndex
 
 import xxhash
@@ -124,6 +125,15 @@ class Profile:
     def stored_name(self, name: str, level: int | None) -> str:
         """The tensor that holds `name` at a level."""
         return name if level is None or name not in self.varying else variant_name(name, level)
+
+    def check_counts(self, name: str, counts: Iterable[int], where: str) -> None:
+        """Raise CountMismatch unless so many weights with each counter are what levels keep."""
+        kept = tuple(accumulate(islice(counts, 1, len(self.levels) + 1)))
+        if kept != self.nested[name]:
+            raise CountMismatch(
+                f"{where}: tensor {name!r}: levels keep {list(kept)}, "
+                f"expected {list(self.nested[name])}"
+            )
 
     @cached_property
     def varying(self) -> frozenset[str]:

@@ -211,7 +211,7 @@ class _Checker:
             self.digests.update_nested(info.name, words)
             position += words.size
         if self.checked:
-            self._check_counts(info, counts)
+            self.profile.check_counts(info.name, counts.tolist(), self.where)
         self.digests.end_nested(info)
 
     def _check_words(
@@ -227,12 +227,3 @@ class _Checker:
                 f"{where}: weight {position + at} has counter {low[at]}, expected 0..{levels}"
             )
         refuse_unpackable(words, None, info.dtype, levels, where, first=position)
-
-    def _check_counts(self, info: TensorInfo, counts: NDArray[np.int64]) -> None:
-        found = tuple(int(n) for n in counts[1 : len(self.profile.levels) + 1].cumsum())
-        expected = self.profile.nested[info.name]
-        if found != expected:
-            raise CountMismatch(
-                f"{self.where}: tensor {info.name!r}: levels keep {list(found)}, "
-                f"expected {list(expected)}"
-            )

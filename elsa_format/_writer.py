@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from elsa_format import _kernels, _level_document
 from elsa_format._container.dtypes import of_array
 from elsa_format._container.header import LENGTH_BYTES, RESERVED, TensorInfo, lay_out, serialize
-from elsa_format._container.index import index_bytes
 from elsa_format._container.json import MAX_SAFE_INTEGER
 from elsa_format._counters import MAX_BITS, bits_for, check_bits, refuse_unpackable
 from elsa_format._digest import LevelDigests, digest_of_lines
@@ -79,7 +78,8 @@ class Contents:
     """What a network to be written consists of, besides its tensors."""
 
     bits: int
-    levels: Sequence[LevelSpec]
+    levels: Sequence[LevelSpec | Level]
+    """What is told of each; what a Level has counted is counted anew."""
     nested: frozenset[str]
     per_level: frozenset[str] = frozenset()
     metadata: Mapping[str, str] = field(default_factory=dict)
@@ -283,11 +283,7 @@ class NetworkWriter:
         for more in totals[1:]:
             network += more
         profiles = [shard.write_header(network) for shard in self.shards]
-        tensors = [shard.tensors.values() for shard in self.shards]
-        if self.destination.sharded:
-            self.destination.commit(index_bytes(self.destination.names, tensors, self._about))
-        else:
-            self.destination.commit()
+        self.destination.commit([shard.tensors.values() for shard in self.shards], self._about)
         return join_profiles(profiles)
 
 
