@@ -76,11 +76,16 @@ def write_file(
     together = Together(path, hosts.number, hosts.exchange)
     _check_folder(together, hosts)
     with open_shared_writer(together, groups, owners, contents, force=force) as writer:
-        for info, array, owner in tensors:
-            for block in hosts.blocks(array, owner, info.dtype.numpy):
-                writer.append(info.name, block)
+        for tensor in tensors:
+            _append(writer, hosts, tensor)
         writer.finish()
     _check_file(together, writer, result)
+
+
+def _append(writer: SharedWriter, hosts: Hosts, tensor: Stored) -> None:
+    # By itself: a block left over would keep its whole tensor while the next is gathered.
+    for block in hosts.blocks(tensor.array, tensor.owner, tensor.info.dtype.numpy):
+        writer.append(tensor.info.name, block)
 
 
 def check_target(path: str | os.PathLike[str], network: Network, *, force: bool = False) -> None:

@@ -19,7 +19,7 @@ from elsa_train._errors import InfeasibleTraining
 from elsa_train._tree import flatten, sharding_of
 
 PyTree = Any
-SLICES = 16 << 20
+SLICES = 4 << 20
 """Bytes of a tensor that are on their way at a time."""
 
 Box = tuple[tuple[int, int], ...]

@@ -25,7 +25,7 @@ def wide(numbers: Sequence[int]) -> Wide:
     >>> wide([5, (7 << 32) + 1]).high.tolist()
     [0, 7]
     """
-    high, low = zip(*(divmod(number, WORD) for number in numbers), strict=True)
+    high, low = zip(*(divmod(number, 1 << 32) for number in numbers), strict=True)
     return Wide(jnp.asarray(np.array(high, np.uint32)), jnp.asarray(np.array(low, np.uint32)))
 
 
