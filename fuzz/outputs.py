@@ -22,6 +22,8 @@ from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
 
+from elsa_format import _start
+
 VECTORS = Path(__file__).resolve().parents[1] / "spec" / "vectors"
 OUT = "out"
 
@@ -100,8 +102,8 @@ def deliver(path: str) -> None:
         return
     run(["elsa-inspect", shipped, "--json"])
     run(["elsa-extract", shipped, "--whole", "-o", f"{OUT}/whole{''.join(Path(path).suffixes)}"])
-    for level in ("1", "dense"):
-        run(["elsa-fetch", shipped, "--upgrade", level, "-o", f"first-{shipped}"])
+    for wish in (["--level", "1"], ["--upgrade", "dense"]):
+        run(["elsa-fetch", shipped, *wish, "-o", f"first-{shipped}"])
         run(["elsa-verify", f"first-{shipped}"])
         run(["elsa-extract", f"first-{shipped}", "--level", "1", "-o", f"{OUT}/1.safetensors"])
     for made in (*Path().glob("shipped*"), *Path().glob("first-*")):
@@ -152,6 +154,7 @@ def export(packed: str, template: str) -> None:
 def main(models: list[str]) -> None:
     """Look at the vectors, then pack, look at and export the models."""
     paths = [os.path.abspath(model) for model in models]
+    _start.end_on_signals = lambda: None  # it would take two open files for each command
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         os.mkdir(OUT)
         shutil.copytree(VECTORS, "vectors")
