@@ -19,7 +19,7 @@ from elsa_format._container.index import Index, is_index, is_url
 from elsa_format._container.json import dump
 from elsa_format._delivery.codec import Bytes, encode_nested, encode_plain
 from elsa_format._delivery.document import BLOCK, BLOCKS, SUFFIX, header_bytes
-from elsa_format._delivery.payloads import ENTRY
+from elsa_format._delivery.payloads import CHECKSUM, SIZE, index_bytes
 from elsa_format._delivery.sequences import Plan, Sequence
 from elsa_format._errors import InvalidOption, NotElsa, OutputExists, Truncated
 from elsa_format._level_network import LevelNetwork
@@ -179,35 +179,36 @@ class _Spool:
         self._file: IO[bytes] = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - see close
         self._seed, self._end = seed, 0
         self._positions = [array("Q") for _ in range(parts)]
-        self._sizes = [array("Q") for _ in range(parts)]
-        self._checksums = [array("Q") for _ in range(parts)]
+        self._sizes = [array("I") for _ in range(parts)]
 
     def add(self, part: int, payload: Bytes) -> None:
-        """Put the next payload of a part away."""
+        """Put the next payload of a part away, with its checksum unless it is empty."""
         self._positions[part - 1].append(self._end)
         self._sizes[part - 1].append(payload.size)
-        self._checksums[part - 1].append(xxhash.xxh3_64_intdigest(payload.data, seed=self._seed))
-        _write_all(self._file, payload)
-        self._end += payload.size
+        if payload.size:
+            checksum = xxhash.xxh3_64_intdigest(payload.data, seed=self._seed)
+            _write_all(self._file, checksum.to_bytes(CHECKSUM, "little"))
+            _write_all(self._file, payload)
+            self._end += CHECKSUM + payload.size
 
     def size(self, part: int) -> int:
         """Bytes of a part."""
-        return len(self._sizes[part - 1]) * ENTRY.itemsize + sum(self._sizes[part - 1])
+        sizes = np.array(self._sizes[part - 1], np.uint32)
+        checksums = CHECKSUM * int(np.count_nonzero(sizes))
+        return SIZE * sizes.size + checksums + int(sizes.sum(dtype=np.int64))
 
     def read(self, part: int) -> Iterator[Any]:
         """A part in pieces: the index, then the payloads (ELSA-D-015)."""
-        sizes, checksums = self._sizes[part - 1], self._checksums[part - 1]
+        sizes = self._sizes[part - 1]
         for at in range(0, len(sizes), 1 << 16):
-            entries = np.empty(len(sizes[at : at + (1 << 16)]), ENTRY)
-            entries["size"] = sizes[at : at + (1 << 16)]
-            entries["checksum"] = checksums[at : at + (1 << 16)]
-            yield entries.view(np.uint8)
+            yield index_bytes(np.array(sizes[at : at + (1 << 16)], np.uint32))
         for position, size in zip(self._positions[part - 1], sizes, strict=True):
             self._file.seek(position)
-            while size:
-                data = self._file.read(min(size, COPIED))
+            left = size + CHECKSUM if size else 0
+            while left:
+                data = self._file.read(min(left, COPIED))
                 yield data
-                size -= len(data)
+                left -= len(data)
 
     def close(self) -> None:
         """Forget them."""

@@ -41,26 +41,18 @@ class Decoder:
         """Fill a plain block of a part."""
         payloads = self.prefix.payloads(part)
         at = payloads.first(sequence) + number
-        _, size, _ = payloads.entry(at)
-        payload = np.empty(size, np.uint8)
-        payloads.read(at, payload)
-        decode_plain(payload, words, sequence.dtype, payloads.where(at))
+        decode_plain(payloads.read(at), words, sequence.dtype, payloads.where(at))
 
     def nested(
         self, sequence: Sequence, number: int, words: Words, last: int, first: int = 1
     ) -> bool:
         """Put the words of parts `first` to `last` into a block; whether it is a stored one."""
-        sizes, places = [], []
+        found = []
         for part in range(first, last + 1):
             payloads = self.prefix.payloads(part)
             at = payloads.first(sequence) + number
-            places.append((payloads, at))
-            sizes.append(payloads.entry(at)[1])
-        joined, position = np.empty(sum(sizes), np.uint8), 0
-        for (payloads, at), size in zip(places, sizes, strict=True):
-            payloads.read(at, joined[position : position + size])
-            position += size
-        payloads, at = places[-1]
+            found.append(payloads.read(at))
+        sizes, joined = [payload.size for payload in found], np.concatenate(found)
         bits, levels = self.prefix.profile.bits, self.prefix.levels
         where = payloads.where(at)
         return decode_nested(joined, sizes, first, words, sequence.dtype, bits, levels, where)

@@ -92,18 +92,17 @@ export class DeliveryFile {
     const all = [...plain, ...this.nested]
     const size = ends[part] - ends[part - 1]
     const count = all.reduce((sum, { count }) => sum + Math.ceil(count / block), 0)
-    if (12 * count > size) fail(CODE, `part ${part} has ${size} bytes, expected an index of ${count} blocks`)
-    const index = await this.take(bytes, 12 * count, part)
-    const view = new DataView(index.buffer, index.byteOffset)
-    checkIndex(view, all, block, size)
+    if (3 * count > size) fail(CODE, `part ${part} has ${size} bytes, expected an index of ${count} blocks`)
+    const index = await this.take(bytes, 3 * count, part)
+    checkIndex(index, all, block, size)
     for (const sequence of part === 1 ? all : plain) this.place(sequence)
     const longest = all.reduce((most, { count }) => Math.max(most, count), 0)
     this.decoder ??= new Decoder(Math.min(block, Math.max(longest, 64)))
     if (this.decoder.left.length < Math.min(block, longest)) this.decoder = new Decoder(Math.min(block, longest))
     let at = 0
     for (const sequence of all) {
-      for (let first = 0; first < sequence.count; first += block, at += 12) {
-        const payload = await this.payload(bytes, part, view.getUint32(at, true), view.getBigUint64(at + 4, true))
+      for (let first = 0; first < sequence.count; first += block, at += 3) {
+        const payload = await this.payload(bytes, part, sizeAt(index, at))
         this.decodeBlock(part, sequence, first, payload, plain.includes(sequence))
       }
     }
@@ -120,17 +119,17 @@ export class DeliveryFile {
    * @param {Bytes} bytes
    * @param {number} part
    * @param {number} size
-   * @param {bigint} checksum
    */
-  async payload(bytes, part, size, checksum) {
-    // With 8 bytes to spare: decoders read whole words.
-    if (!this.buffer || this.buffer.length < size + 8) this.buffer = new Uint8Array(size + size / 4 + 1024)
-    const filled = await bytes.fill(this.buffer.subarray(0, size))
-    if (filled < size) this.incomplete(part, bytes.at)
-    if (xxh3(this.buffer.subarray(0, size), this.head.seed, this.kernels) !== checksum) {
-      fail('ChecksumMismatch', `a payload of part ${part} does not have the checksum of the index`)
+  async payload(bytes, part, size) {
+    // Behind its checksum, and with 8 bytes to spare: decoders read whole words.
+    if (!this.buffer || this.buffer.length < size + 16) this.buffer = new Uint8Array(size + size / 4 + 1024)
+    const whole = size && size + 8
+    if (await bytes.fill(this.buffer.subarray(0, whole)) < whole) this.incomplete(part, bytes.at)
+    const payload = this.buffer.subarray(8)
+    if (size && xxh3(payload.subarray(0, size), this.head.seed, this.kernels) !== new DataView(this.buffer.buffer).getBigUint64(0, true)) {
+      fail('ChecksumMismatch', `a payload of part ${part} does not have its checksum`)
     }
-    return new Payload(this.buffer, size)
+    return new Payload(payload, size)
   }
 
   /**
@@ -309,22 +308,25 @@ function sequences(entries) {
   return [...found.values()]
 }
 
+/** A size in an index. @param {Uint8Array} index @param {number} at */
+const sizeAt = (index, at) => index[at] | index[at + 1] << 8 | index[at + 2] << 16
+
 /**
  * The sizes of an index (ELSA-D-015, 018).
- * @param {DataView} view
+ * @param {Uint8Array} index
  * @param {Sequence[]} all
  * @param {number} block
  * @param {number} size of the part
  */
-function checkIndex(view, all, block, size) {
+function checkIndex(index, all, block, size) {
   let at = 0
   let sum = 0
   for (const { type: { bits }, count } of all) {
-    for (let first = 0; first < count; first += block, at += 12) {
+    for (let first = 0; first < count; first += block, at += 3) {
       const words = Math.min(block, count - first)
-      const length = view.getUint32(at, true)
+      const length = sizeAt(index, at)
       if (length > words * bits / 8 + Math.ceil(words / 8) + 1024) fail(CODE, `a payload of ${length} bytes for ${words} words`)
-      sum += 12 + length
+      sum += 3 + (length && length + 8)
     }
   }
   if (sum !== size) fail(CODE, `a part of ${size} bytes, its index says ${sum}`)
