@@ -9,13 +9,15 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from elsa_format._choose import choose_level
 from elsa_format._container.header import LENGTH_BYTES, MAX_HEADER, read_exactly
 from elsa_format._container.header import parse as parse_header
 from elsa_format._container.index import is_index, is_url
 from elsa_format._container.index import parse as parse_index
 from elsa_format._delivery import document as _document
-from elsa_format._delivery.payloads import Payloads
+from elsa_format._delivery.payloads import CHECKSUM, Payloads
 from elsa_format._delivery.prefix import COPIED, Prefix
 from elsa_format._errors import (
     FormatError,
@@ -372,4 +374,4 @@ class _Copy:
 def _compare(payloads: Payloads) -> None:
     """Compare the checksums of all payloads of a part."""
     for number in range(payloads.count):
-        payloads.read(number)
+        payloads.read(number, np.empty(CHECKSUM + payloads.size(number), np.uint8))

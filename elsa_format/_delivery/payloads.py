@@ -43,6 +43,7 @@ class Payloads:
         self.storage, self.start, self.seed = storage, start, seed
         self._sequences = list(sequences)
         self._firsts = list(accumulate((s.blocks for s in sequences), initial=0))
+        self._first_of = {id(s): first for s, first in zip(sequences, self._firsts, strict=False)}
         self.count = self._firsts[-1]
         # Before anything is made for each block: a header may declare far more than there is.
         if self.count * SIZE > stop - start:
@@ -86,30 +87,32 @@ class Payloads:
 
     def first(self, sequence: Sequence) -> int:
         """The number of a sequence's first block in this part."""
-        which = next(i for i, other in enumerate(self._sequences) if other is sequence)
-        return self._firsts[which]
+        return self._first_of[id(sequence)]
 
-    def entry(self, number: int) -> tuple[int, int]:
-        """Where the payload of a block, and its checksum before it, is; and how long they are."""
+    def size(self, number: int) -> int:
+        """Bytes of a payload."""
+        return max(self._place(number)[1] - CHECKSUM, 0)
+
+    def _place(self, number: int) -> tuple[int, int]:
+        """Where the checksum of a payload begins, and the bytes of both; none if it is empty."""
         piece, inside = divmod(number, PIECE)
-        ends = self._load(piece)
-        start, stop = ends[inside : inside + 2].tolist()
+        start, stop = self._load(piece)[inside : inside + 2].tolist()
         return self._positions[piece] + start, stop - start
 
-    def read(self, number: int) -> NDArray[np.uint8]:
-        """A payload, whose checksum is compared before anything is decoded (ELSA-D-018)."""
-        position, size = self.entry(number)
-        data = np.empty(size, np.uint8)
+    def read(self, number: int, view: NDArray[np.uint8]) -> None:
+        """Fill memory with the checksum of a payload and the payload behind it (ELSA-D-018).
+
+        They are compared before anything is decoded.
+        """
+        position, size = self._place(number)
         if not size:
-            return data
-        read_at(self.storage, position, data.data)
-        payload = data[CHECKSUM:]
-        checksum = int.from_bytes(data[:CHECKSUM], "little")
-        if xxhash.xxh3_64_intdigest(payload.data, seed=self.seed) != checksum:
+            return
+        read_at(self.storage, position, view.data)
+        checksum = int.from_bytes(view[:CHECKSUM].tobytes(), "little")
+        if xxhash.xxh3_64_intdigest(view[CHECKSUM:].data, seed=self.seed) != checksum:
             raise ChecksumMismatch(
                 f"{self.storage.name}: the payload at byte {position} has another checksum"
             )
-        return payload
 
     def where(self, number: int) -> str:
         """A block for messages."""

@@ -13,6 +13,7 @@ from elsa_format._closing import Closing
 from elsa_format._container.arrays import as_array
 from elsa_format._container.header import RESERVED, Header, TensorInfo
 from elsa_format._delivery.codec import decode_nested, decode_plain
+from elsa_format._delivery.payloads import CHECKSUM
 from elsa_format._delivery.prefix import Growing, Prefix, open_prefix
 from elsa_format._delivery.sequences import Place, Sequence
 from elsa_format._errors import ChecksumMismatch, CountMismatch, InvalidOption, TrailingData
@@ -41,21 +42,31 @@ class Decoder:
         """Fill a plain block of a part."""
         payloads = self.prefix.payloads(part)
         at = payloads.first(sequence) + number
-        decode_plain(payloads.read(at), words, sequence.dtype, payloads.where(at))
+        payload = np.empty(CHECKSUM + payloads.size(at), np.uint8)
+        payloads.read(at, payload)
+        decode_plain(payload[CHECKSUM:], words, sequence.dtype, payloads.where(at))
 
     def nested(
         self, sequence: Sequence, number: int, words: Words, last: int, first: int = 1
     ) -> bool:
         """Put the words of parts `first` to `last` into a block; whether it is a stored one."""
-        found = []
+        places = []
         for part in range(first, last + 1):
             payloads = self.prefix.payloads(part)
-            at = payloads.first(sequence) + number
-            found.append(payloads.read(at))
-        sizes, joined = [payload.size for payload in found], np.concatenate(found)
+            places.append((payloads, payloads.first(sequence) + number))
+        sizes = [payloads.size(at) for payloads, at in places]
+        end = CHECKSUM + sum(sizes)
+        joined = np.empty(end, np.uint8)
+        # From the last to the first: a checksum lies where the payload before it will end.
+        for (payloads, at), size in zip(reversed(places), reversed(sizes), strict=True):
+            payloads.read(at, joined[end - size - CHECKSUM : end])
+            end -= size
+        payloads, at = places[-1]
         bits, levels = self.prefix.profile.bits, self.prefix.levels
         where = payloads.where(at)
-        return decode_nested(joined, sizes, first, words, sequence.dtype, bits, levels, where)
+        return decode_nested(
+            joined[CHECKSUM:], sizes, first, words, sequence.dtype, bits, levels, where
+        )
 
 
 class Delivery(Closing):

@@ -177,7 +177,8 @@ def read_stream(fields: Fields, n: int) -> Bytes:
 
 def _read_lengths(fields: Fields, count: int) -> list[int]:
     """The lengths of so many symbols (ELSA-D-038)."""
-    known, found, place = list(LENGTHS), [], 0
+    known, place = list(LENGTHS), 0
+    found: list[int] = []
     while True:
         byte = fields.byte()
         for i in range(8):

@@ -66,17 +66,22 @@ static void quarters(size_t n, size_t counts[4])
 
 /* --- Codes ------------------------------------------------------------------------------------ */
 
-static void sort(uint32_t *numbers, size_t n)
+/* By rising count, byte by byte of it; what is equal keeps its order, which is that of symbols. */
+static void sort(uint32_t *leaves, size_t n)
 {
-    static const size_t gaps[] = {57, 23, 10, 4, 1};
-    for (size_t g = 0; g < sizeof gaps / sizeof *gaps; g++)
-        for (size_t i = gaps[g]; i < n; i++) {
-            const uint32_t number = numbers[i];
-            size_t j = i;
-            for (; j >= gaps[g] && numbers[j - gaps[g]] > number; j -= gaps[g])
-                numbers[j] = numbers[j - gaps[g]];
-            numbers[j] = number;
-        }
+    uint32_t sorted[256];
+    for (unsigned shift = 8; shift < 32; shift += 8) {
+        uint16_t places[257] = {0};
+        for (size_t i = 0; i < n; i++)
+            places[(leaves[i] >> shift & 255) + 1]++;
+        if (places[1] == n)
+            continue;
+        for (size_t byte = 1; byte < 256; byte++)
+            places[byte] = (uint16_t)(places[byte] + places[byte - 1]);
+        for (size_t i = 0; i < n; i++)
+            sorted[places[leaves[i] >> shift & 255]++] = leaves[i];
+        memcpy(leaves, sorted, n * sizeof *leaves);
+    }
 }
 
 void elsa_code_lengths(const uint32_t count[256], uint8_t lengths[256])

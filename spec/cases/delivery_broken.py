@@ -600,7 +600,9 @@ def add_streams(broken: Broken) -> None:
     unused = patched(good, sizes - 1, good[sizes - 1] | 128)
     stream("lengths_unused", unused, "38", text)
     text = "one byte more than the codewords of a bit stream need"
-    stream("bits_more", patched(good, sizes, 4)[: sizes + 7] + b"\0" + good[sizes + 7 :], "39", text)
+    stream(
+        "bits_more", patched(good, sizes, 4)[: sizes + 7] + b"\0" + good[sizes + 7 :], "39", text
+    )
     text = "one byte less than the codewords of the last bit stream need"
     stream("bits_less", patched(good, sizes + 3, 2)[:-1], "39", text)
     text = "a byte of one bit stream counted to the one before"
