@@ -58,7 +58,7 @@ def most(source: int) -> float:
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
-SHARED = [np.dtype(kind) for kind in (*"BbHhLlQqefd", "?")]
+SHARED = [np.dtype(kind) for kind in "BbHhIiQqefd?"]
 
 
 @st.composite
