@@ -144,13 +144,18 @@ def _choose(
         network = Network(first.storage, first.header, first.profile)
         number = choose_level(network, level=level, sparsity=sparsity)
         return first.levels + 1 if number is None else number
-    max_size = whole("max_size", max_size, low=0)
+    max_size, brought = whole("max_size", max_size, low=0), sum(copy.fetched for copy in copies)
+
+    def takes(part: int) -> int:
+        """Bytes that are brought for a part, with those that have been: headers and heads."""
+        missing = sum(copy.missing(part) for copy in copies)
+        return brought + missing if missing else 0
+
     for part in range(first.levels + 1, 0, -1):
-        if sum(copy.missing(part) for copy in copies) <= max_size:
+        if takes(part) <= max_size:
             return part
-    least = sum(copy.missing(1) for copy in copies)
     raise NoSuchLevel(
-        f"{first.name}: no level takes {max_size} bytes or less; level 1 takes {least}"
+        f"{copies[0].where}: no level takes {max_size} bytes or less; level 1 takes {takes(1)}"
     )
 
 
@@ -217,7 +222,7 @@ class _Copy:
         """Have the header and the head of the file, and see that it is the one that is there."""
         local = self._local_header()
         self._storage = self._open(len(local))
-        self._where = self._storage.name
+        self.where = self._storage.name
         header = self._remote_header(self._storage)
         parsed = parse_header(header[LENGTH_BYTES:], self._storage.name)
         self._document = _document.parse(parsed, self._storage.name)
@@ -349,7 +354,7 @@ class _Copy:
         while self.have < stop:
             data = reader.read(min(stop - self.have, COPIED))
             if not data:
-                raise Incomplete(f"{self._where}: ends at byte {self.have}, expected {stop}")
+                raise Incomplete(f"{self.where}: ends at byte {self.have}, expected {stop}")
             self._write(data)
             if meter is not None:
                 meter.tick(len(data))
