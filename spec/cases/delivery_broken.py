@@ -597,8 +597,9 @@ def add_streams(broken: Broken) -> None:
     absent = b"\2\x0a" + delivery.write_lengths([*table, 0]) + good[sizes:]
     stream("last_absent", absent, "38", text)
     text = "an unused bit behind the lengths is set"
-    unused = patched(good, sizes - 1, good[sizes - 1] | 128)
-    stream("lengths_unused", unused, "38", text)
+    three = b"\0\1\2\0" * 15
+    coded = delivery.write_stream(three)  # 02, 02, lengths in 27 bits of ff ef ff 01
+    stream("lengths_unused", patched(coded, 5, 0x81), "38", text, three)
     text = "one byte more than the codewords of a bit stream need"
     stream(
         "bits_more", patched(good, sizes, 4)[: sizes + 7] + b"\0" + good[sizes + 7 :], "39", text
