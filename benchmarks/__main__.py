@@ -11,6 +11,9 @@ from benchmarks import delivery, growth, inference, kernels, layouts, load, pack
 from benchmarks._files import Files
 from benchmarks._machine import describe
 from benchmarks._rows import MIB, Result, Unavailable, always_fresh_memory, chosen, measure
+from benchmarks.plots import draw
+
+PAGE = Path("docs/benchmarks.md")
 
 AREAS = {
     load: "Loading a level",
@@ -27,6 +30,7 @@ SCRIPTS: dict[str, tuple[str, list[str]]] = {
     "fast": ("Fast levels", ["--quick"]),
     "javascript": ("JavaScript", ["--quick"]),
     "onnx_export": ("ONNX", ["--megabytes", "16", "--repeat", "1"]),
+    "torch_levels": ("PyTorch", ["--megabytes", "16", "--repeat", "2"]),
     "train_step": ("Training", ["--width", "4", "--batch-size", "8", "--rounds", "2"]),
 }
 """Programs beside this one that print what they measure: their title, and options for --quick."""
@@ -70,9 +74,11 @@ def main() -> None:
     if not options.only:
         for script, (title, small) in SCRIPTS.items():
             lines += run_script(script, title, small if quick else [])
-    output = options.output or (None if quick or options.only else Path("docs/benchmarks.md"))
+    output = options.output or (None if quick or options.only else PAGE)
     if output:
         output.write_text("\n".join(lines) + "\n", "utf-8")
+        if output == PAGE:
+            draw(PAGE)
 
 
 def run(patterns: list[str], files: Files, seconds: float) -> list[str]:

@@ -69,6 +69,16 @@ class Network:
                 small = np.abs(self.arrays[name]) < threshold
                 self.arrays[name] = np.where(small, np.float32(0), self.arrays[name])
 
+    def prune_pattern(self, n: int, m: int) -> None:
+        """Keep the n largest of each m inputs of a product."""
+        for name, array in self.arrays.items():
+            if name.startswith("w"):
+                groups = array.T.reshape(-1, m)
+                sizes = np.abs(groups)
+                least = np.partition(sizes, m - n, axis=1)[:, m - n, None]
+                pruned = np.where(sizes >= least, groups, np.float32(0))
+                self.arrays[name] = np.ascontiguousarray(pruned.reshape(array.T.shape).T)
+
     def graph(self) -> ModelProto:
         """The model without its weights, which are in `arrays`."""
         made = helper.make_graph(

@@ -1,12 +1,13 @@
-"""Sparse operators in ONNX Runtime against its dense ones and others, whole networks in turn.
+"""Sparse operators in ONNX Runtime against its dense ones and others.
 
-    python benchmarks/fast.py [--seconds 6] [--threads 1,2] [--only RESNET] [--quick]
+    python benchmarks/fast.py [--tables networks,memory] [--only RESNET] [--seconds 2] [--quick]
 
-prints the tables of docs/fast.md.
+prints every table of docs/fast.md, and its example of the commands, in about ten minutes;
+`--page docs/fast.md` puts them there.
 """
 
 import argparse
-import importlib
+import itertools
 import subprocess
 import sys
 import tempfile
@@ -15,35 +16,65 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import onnx
 import onnxruntime
-from _networks import NETWORKS, Network, ffn, mlp, with_weights
+from _networks import NETWORKS, Network, with_weights
+from _rivals import OTHERS, int8, matrix_runs, openvino_runs
+from delivery_sizes import MODELS, model
+from elsa_converters.onnx import OnnxCheckpoint, export
 from elsa_converters.onnx._fast import prepare, use_sparse
-from elsa_converters.onnx._measure import fastest_layers
+from elsa_converters.onnx._measure import example_inputs, fastest_layers
 from elsa_converters.onnx_sparse import find_library, instructions
 
+import elsa_format
+
+RESNET, FFN, MLP = (
+    "ResNet-50-shaped, 1 picture",
+    "FFN 4096-11008, 1 token",
+    "MLP of 1024 × 1024, 1 row",
+)
+GLOBAL = "ResNet-50-shaped, one threshold for all layers"
+THREADS = (1, 2)
 SPARSITIES = (0.7, 0.8, 0.9, 0.95, 0.99)
 TARGETS = {
-    "ResNet-50-shaped, 1 picture": {0.8: 2.0, 0.9: 3.0, 0.95: 4.2},
-    "FFN 4096-11008, 1 token": {0.8: 2.0, 0.9: 3.8, 0.95: 7.0},
-    "MLP of 1024 × 1024, 1 row": {0.8: 1.2, 0.9: 1.9, 0.95: 2.8},
+    RESNET: {0.8: 2.0, 0.9: 3.0, 0.95: 4.2},
+    FFN: {0.8: 2.0, 0.9: 3.8, 0.95: 7.0},
+    MLP: {0.8: 1.2, 0.9: 1.9, 0.95: 2.8},
 }
 """At least so many times faster than dense, with one thread; with two, 80 % of it."""
 MEMORY = {0.8: 0.30, 0.9: 0.22, 0.95: 0.18}
 """At most this part of the dense session's memory after a run, ResNet-50."""
+PATTERNS = ((2, 4), (1, 4), (1, 8))
+REAL = {
+    "magika": {},
+    "Silero VAD": {"sequence": 576},
+    "PP-OCRv4 detection": {"p2o.DynamicDimension.1": 320, "p2o.DynamicDimension.2": 320},
+    "PP-OCRv4 recognition": {"?": 48, "p2o.DynamicDimension.1": 320},
+}
+"""Real models, and the sizes of the axes that they leave open."""
+TURN = 0.03
 Run = Callable[[], Any]
+Rows = Iterator[str]
 
 
-def best_times(runs: list[Run], seconds: float) -> list[float]:
-    """The shortest of each, taken in turn."""
+def best_times(runs: list[Run], seconds: float, threads: int = 1) -> list[float]:
+    """The shortest of each, taken in turn.
+
+    With several threads each runs for a while: the others' threads wait for more to do for about
+    15 ms after a run, and would keep the processors busy.
+    """
     best = [float("inf")] * len(runs)
     for run in runs:
         run()
     began = time.perf_counter()
     while time.perf_counter() - began < seconds or min(best) == float("inf"):
         for index, run in enumerate(runs):
-            start = time.perf_counter()
-            run()
-            best[index] = min(best[index], time.perf_counter() - start)
+            start = now = time.perf_counter()
+            while now == start or (threads > 1 and now - start < TURN):
+                before = now
+                run()
+                now = time.perf_counter()
+                best[index] = min(best[index], now - before)
     return best
 
 
@@ -54,6 +85,16 @@ def session(content: bytes | str, threads: int) -> Any:
     options.log_severity_level = 3
     options.register_custom_ops_library(str(find_library()))
     return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+
+
+def ratio(
+    models: tuple[bytes | str, bytes | str], feeds: Any, seconds: float, threads: int
+) -> float:
+    """How many times faster the second is."""
+    sessions = [session(content, threads) for content in models]
+    runs: list[Run] = [lambda s=s: s.run(None, feeds) for s in sessions]  # type: ignore[misc]
+    first, second = best_times(runs, seconds, threads)
+    return first / second
 
 
 def fast_model(net: Network, *, threads: int | None = None) -> bytes:
@@ -67,39 +108,52 @@ def fast_model(net: Network, *, threads: int | None = None) -> bytes:
     return with_weights(*use_sparse(proto, arrays, layers))
 
 
-def speedups(
-    name: str, threads: int, sparsities: tuple[float, ...], seconds: float
-) -> Iterator[str]:
-    """A cell for each sparsity: how many times faster, and whether that was the target."""
-    for sparsity in sparsities:
-        net = NETWORKS[name]()
-        net.prune(sparsity)
-        content = with_weights(net.graph(), net.arrays), fast_model(net)
-        dense, fast = (session(model, threads) for model in content)
-        runs: list[Run] = [lambda s=s, n=net: s.run(None, n.feeds) for s in (dense, fast)]  # type: ignore[misc]
-        times = best_times(runs, seconds)
-        target = TARGETS.get(name, {}).get(sparsity, 0) * (1 if threads == 1 else 0.8)
-        ratio = times[0] / times[1]
-        note = (
-            ""
-            if not target
-            else f" (≥ {target:.2g})"
-            if ratio >= target
-            else f" (**< {target:.2g}**)"
-        )
-        yield f"{ratio:.2f} ×{note}"
+def head(*cells: str) -> Rows:
+    """The first lines of a table."""
+    yield "| " + " | ".join(cells) + " |"
+    yield "|" + " --- |" * len(cells)
 
 
-def global_levels(seconds: float) -> Iterator[str]:
-    """ResNet-50 pruned by one threshold for all layers; the layers are chosen by time."""
-    for sparsity in (0.8, 0.9, 0.95):
-        net = NETWORKS["ResNet-50-shaped, 1 picture"]()
-        net.prune(sparsity, everywhere=True)
-        content = with_weights(net.graph(), net.arrays), fast_model(net, threads=1)
-        sessions = [session(model, 1) for model in content]
-        runs: list[Run] = [lambda s=s, n=net: s.run(None, n.feeds) for s in sessions]  # type: ignore[misc]
-        times = best_times(runs, seconds)
-        yield f"{times[0] / times[1]:.2f} ×"
+def networks(seconds: float, only: str, quick: bool) -> Rows:
+    """Every layer has the sparsity that the column says, at random places. Times faster."""
+    sparsities = (0.9,) if quick else SPARSITIES
+    yield from head("network", "threads", *(f"{s:.0%} zeros" for s in sparsities))
+    named = [n for n in ((MLP,) if quick else (*NETWORKS, GLOBAL)) if only.lower() in n.lower()]
+    for _, group in itertools.groupby(named, lambda n: n if n == GLOBAL else n.partition(",")[0]):
+        # Of one group, only the inputs differ: the models are made once.
+        inputs = {n: NETWORKS[RESNET if n == GLOBAL else n]().feeds for n in group}
+        cells: dict[tuple[str, int], list[str]] = {(n, t): [] for n in inputs for t in THREADS}
+        for sparsity in sparsities:
+            everywhere = GLOBAL in inputs
+            net = NETWORKS[RESNET if everywhere else next(iter(inputs))]()
+            net.prune(sparsity, everywhere=everywhere)
+            dense = with_weights(net.graph(), net.arrays)
+            fast = None if everywhere else fast_model(net)
+            for (name, threads), row in cells.items():
+                models = dense, fast or fast_model(net, threads=threads)
+                found = ratio(models, inputs[name], seconds, threads)
+                target = TARGETS.get(name, {}).get(sparsity, 0) * (1 if threads == 1 else 0.8)
+                row.append(f"{found:.2f} ×{judged(found >= target, f'≥ {target:.2f}', target)}")
+        for (name, threads), row in cells.items():
+            yield f"| {name} | {threads} | " + " | ".join(row) + " |"
+
+
+def judged(reached: bool, limit: str, target: float) -> str:
+    """What to add to a figure that has a target."""
+    return "" if not target else f" ({limit})" if reached else f" (**not {limit}**)"
+
+
+def patterns(seconds: float, only: str, quick: bool) -> Rows:
+    """N:M patterns, 1 thread. Times faster."""
+    yield from head("network", *(f"{n}:{m}" for n, m in PATTERNS))
+    for name in (MLP,) if quick else (FFN, "FFN 4096-11008, 8 tokens", MLP):
+        cells = []
+        for n, m in PATTERNS:
+            net = NETWORKS[name]()
+            net.prune_pattern(n, m)
+            models = with_weights(net.graph(), net.arrays), fast_model(net)
+            cells.append(f"{ratio(models, net.feeds, seconds, 1):.2f} ×")
+        yield f"| {name} | " + " | ".join(cells) + " |"
 
 
 PROBE = """
@@ -117,179 +171,202 @@ print(resident() - before, took)
 """
 
 
-def memory(model: bytes) -> tuple[int, float]:
+def memory_of(content: bytes) -> tuple[int, float]:
     """Bytes of a session after a run, and the seconds to load it, in a process of its own."""
     with tempfile.NamedTemporaryFile(suffix=".onnx") as file:
-        file.write(model)
+        file.write(content)
         file.flush()
         command = [sys.executable, "-c", PROBE, file.name, str(find_library())]
         found = [
             subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-            for _ in range(3)
+            for _ in range(5)
         ]
     return min(int(f[0]) for f in found), min(float(f[1]) for f in found)
 
 
-def memory_rows() -> Iterator[str]:
-    """Size, memory and load time of ResNet-50."""
+def memory(seconds: float, only: str, quick: bool) -> Rows:
+    """ResNet-50-shaped, 1 thread: the model, a session of it after a run, and the time to load."""
+    yield from head("ResNet-50", "model", "memory after a run", "of dense", "load")
     for sparsity in (0.0, 0.8, 0.9, 0.95):
-        net = NETWORKS["ResNet-50-shaped, 1 picture"]()
+        net = NETWORKS[RESNET]()
         net.prune(sparsity)
-        dense = with_weights(net.graph(), net.arrays)
-        model = fast_model(net) if sparsity else dense
-        used, took = memory(model)
+        content = fast_model(net) if sparsity else with_weights(net.graph(), net.arrays)
+        used, took = memory_of(content)
         if not sparsity:
             first = used
-        limit = f" (≤ {MEMORY[sparsity]:.0%})" if sparsity else ""
+        limit = MEMORY.get(sparsity, 0.0)
+        share = f"{used / first:.0%}{judged(used / first <= limit, f'≤ {limit:.0%}', limit)}"
         yield (
-            f"| {sparsity:.0%} | {len(model) / 1e6:.1f} MB | {used / 2**20:.0f} MiB "
-            f"| {used / first:.0%}{limit} | {took * 1e3:.0f} ms |"
+            f"| {f'{sparsity:.0%} zeros' if sparsity else 'dense'} | {len(content) / 1e6:.1f} MB "
+            f"| {used / 2**20:.0f} MiB | {share} | {took * 1e3:.0f} ms |"
         )
 
 
-def module(name: str) -> Any:
-    """A package that not everybody has, or None."""
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        return None
+def real(seconds: float, only: str, quick: bool) -> Rows:
+    """Models in wheels on PyPI, packed one-shot, each layer alike; `--fast` chose the layers.
 
-
-def int8(net: Network, folder: Path) -> str:
-    """The dense network in 8 bits, as ONNX Runtime's own tool makes it."""
-    quantization = importlib.import_module("onnxruntime.quantization")
-    source, target = folder / "dense.onnx", folder / "int8.onnx"
-    source.write_bytes(with_weights(net.graph(), net.arrays))
-    if len(next(iter(net.feeds.values())).shape) < 4:
-        quantization.quantize_dynamic(source, target, weight_type=quantization.QuantType.QInt8)
-        return str(target)
-
-    class Reader(quantization.CalibrationDataReader):  # type: ignore[misc]
-        left = 2
-
-        def get_next(self) -> Any:
-            self.left -= 1
-            return net.feeds if self.left >= 0 else None
-
-    quantization.quantize_static(source, target, Reader(), per_channel=True)
-    return str(target)
-
-
-def rivals(sparsity: float, seconds: float) -> Iterator[str]:
-    """One row for each of the others, at one sparsity, one thread: times faster than dense."""
-    nets = {
-        "ResNet-50": NETWORKS["ResNet-50-shaped, 1 picture"](),
-        "FFN, 1 token": ffn(1),
-        "MLP, 1 row": mlp(),
-        "BERT": NETWORKS["BERT-base-like, 128 tokens"](),
-    }
-    table: dict[str, list[str]] = {}
-    for net in nets.values():
-        net.prune(sparsity)
-        runs: dict[str, Run] = {}
-        with tempfile.TemporaryDirectory() as folder:
-            feeds = net.feeds
-            dense = session(with_weights(net.graph(), net.arrays), 1)
-            quick, small = session(fast_model(net), 1), session(int8(net, Path(folder)), 1)
-            runs["ONNX Runtime, dense"] = lambda s=dense, f=feeds: s.run(None, f)  # type: ignore[misc]
-            runs["sparse operators"] = lambda s=quick, f=feeds: s.run(None, f)  # type: ignore[misc]
-            runs["ONNX Runtime, dense int8"] = lambda s=small, f=feeds: s.run(None, f)  # type: ignore[misc]
-            runs |= openvino_runs(net, Path(folder)) | matrix_runs(net)
-            times = dict(zip(runs, best_times(list(runs.values()), seconds), strict=True))
-        for name in ("sparse operators", "ONNX Runtime, dense int8", *OTHERS):
-            ratio = f"{times['ONNX Runtime, dense'] / times[name]:.2f} ×" if name in times else "–"
-            table.setdefault(name, []).append(ratio)
-    yield f"| {sparsity:.0%} zeros | " + " | ".join(nets) + " |"
-    yield "| --- |" + " --- |" * len(nets)
-    for name, cells in table.items():
-        if set(cells) != {"–"}:
-            yield f"| {name} | " + " | ".join(cells) + " |"
-
-
-OTHERS = ("OpenVINO, dense", "OpenVINO, sparse weights", "torch CSR", "scipy CSR")
-
-
-def openvino_runs(net: Network, folder: Path) -> dict[str, Run]:
-    """OpenVINO, without and with its setting for sparse weights."""
-    openvino = module("openvino")
-    if openvino is None:
-        return {}
-    (folder / "net.onnx").write_bytes(with_weights(net.graph(), net.arrays))
-    runs: dict[str, Run] = {}
-    for name, rate in {"OpenVINO, dense": 1.0, "OpenVINO, sparse weights": 0.5}.items():
-        settings = {"INFERENCE_NUM_THREADS": 1, "CPU_SPARSE_WEIGHTS_DECOMPRESSION_RATE": rate}
-        model = openvino.Core().compile_model(folder / "net.onnx", "CPU", settings)
-        shaped = {k: openvino.Tensor(v) for k, v in net.feeds.items()}
-        runs[name] = lambda m=model, f=shaped: m(f)  # type: ignore[misc]
-    return runs
-
-
-def matrix_runs(net: Network) -> dict[str, Run]:
-    """Compressed rows in torch and scipy, for networks that are nothing but products."""
-    kinds = {node.op_type for node in net.nodes}
-    if not kinds <= {"MatMul", "Add", "Relu"}:
-        return {}
-    matrices = [a.T for name, a in net.arrays.items() if name.startswith("w")]
-    x = next(iter(net.feeds.values())).T
-    runs: dict[str, Run] = {}
-    for name, library in (("torch CSR", module("torch")), ("scipy CSR", module("scipy.sparse"))):
-        if library is None:
+    Times faster, and how many layers of those that could be are sparse.
+    """
+    levels = {3: "80% zeros", 2: "90% zeros", 1: "95% zeros"}
+    yield from head("model", "threads", "dense", *levels.values())
+    for name, sizes in REAL.items():
+        if only.lower() not in name.lower() or (quick and name != "magika"):
             continue
-        if name == "torch CSR":
-            library.set_num_threads(1)
-            rows = [library.from_numpy(m.copy()).to_sparse_csr() for m in matrices]
-            start: Any = library.from_numpy(x.copy())
-        else:
-            rows, start = [library.csr_array(m) for m in matrices], x
+        with tempfile.TemporaryDirectory() as place:
+            folder = Path(place)
+            checkpoint = OnnxCheckpoint(model(*MODELS[name], folder))
+            elsa, template = folder / "net.safetensors", folder / "net.onnx"
+            elsa_format.pack(checkpoint, elsa, sparsities=[95, 90, 80], scope="uniform")
+            checkpoint.write_template(template, elsa)
+            for threads in THREADS:
+                row = [measured(folder, elsa, template, n, sizes, threads, seconds) for n in levels]
+                yield f"| {name} | {threads} | {row[0][0]} | {' | '.join(r[1] for r in row)} |"
 
-        def run(rows: Any = rows, start: Any = start) -> Any:
-            y = start
-            for matrix in rows:
-                y = (matrix @ y).clip(min=0)
-            return y
 
-        runs[name] = run
-    return runs
+def measured(
+    folder: Path,
+    elsa: Path,
+    template: Path,
+    level: int,
+    sizes: dict[str, int],
+    threads: int,
+    seconds: float,
+) -> tuple[str, str]:
+    """Milliseconds of a level, and what its fast model gains."""
+    dense, fast = folder / "dense.onnx", folder / "fast.onnx"
+    counts: list[int] = []
+    export(elsa, template, dense, level=level, force=True)
+    export(
+        elsa,
+        template,
+        fast,
+        level=level,
+        fast=True,
+        threads=threads,
+        sizes=sizes,
+        chosen=lambda *found: counts.extend(found),
+        force=True,
+    )
+    sessions = [session(str(path), threads) for path in (dense, fast)]
+    feeds = example_inputs(sessions[0], sizes)
+    if "sr" in feeds:  # Silero VAD takes two sampling rates, and 1 is none of them
+        feeds["sr"][...] = 16000
+    runs: list[Run] = [lambda s=s: s.run(None, feeds) for s in sessions]  # type: ignore[misc]
+    first, second = best_times(runs, seconds, threads)
+    gain = f"{first / second:.2f} × ({counts[0]} of {counts[1]})" if counts[0] else "stays dense"
+    return f"{first * 1e3:.3g} ms", gain
+
+
+def rivals(seconds: float, only: str, quick: bool) -> Rows:
+    """Others, 1 thread, all in turn, so that little stays in the cache. Times faster than dense."""
+    shown = {"ResNet-50": RESNET, "FFN, 1 token": FFN, "MLP, 1 row": MLP}
+    shown |= {"BERT": "BERT-base-like, 128 tokens"}
+    for sparsity in (0.9,) if quick else (0.8, 0.9):
+        table: dict[str, list[str]] = {}
+        for name in shown.values():
+            if quick and name != MLP:
+                continue
+            net = NETWORKS[name]()
+            net.prune(sparsity)
+            with tempfile.TemporaryDirectory() as place:
+                times = times_of_rivals(net, Path(place), seconds)
+            for other in ("sparse operators", "ONNX Runtime, dense int8", *OTHERS):
+                known = f"{times['dense'] / times[other]:.2f} ×" if other in times else "–"
+                table.setdefault(other, []).append(known)
+        yield from head(f"{sparsity:.0%} zeros", *(["MLP, 1 row"] if quick else shown))
+        for other, cells in table.items():
+            if set(cells) != {"–"}:
+                yield f"| {other} | " + " | ".join(cells) + " |"
+        yield ""
+
+
+def times_of_rivals(net: Network, folder: Path, seconds: float) -> dict[str, float]:
+    """Seconds of each, ours included."""
+    dense = with_weights(net.graph(), net.arrays)
+    models = {"dense": dense, "sparse operators": fast_model(net)}
+    runs: dict[str, Run] = {}
+    for name, content in (models | {"ONNX Runtime, dense int8": int8(net, dense, folder)}).items():
+        made = session(content, 1)
+        runs[name] = lambda s=made: s.run(None, net.feeds)  # type: ignore[misc]
+    runs |= openvino_runs(net, dense, folder) | matrix_runs(net)
+    return dict(zip(runs, best_times(list(runs.values()), seconds), strict=True))
+
+
+def example(seconds: float, only: str, quick: bool) -> Rows:
+    """The commands of the page, run: a ResNet-50-shaped network, every layer alike."""
+    net = NETWORKS[MLP if quick else RESNET]()
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        (folder / "model.onnx").write_bytes(with_weights(net.graph(), net.arrays))
+        levels = "--sparsities 95,90,80 --scope uniform"
+        yield "```text"
+        for command in (
+            f"elsa-pack model.onnx {levels} -o net.safetensors --template net.onnx --quiet",
+            "elsa-bench net.safetensors --onnx net.onnx --threads 1 --quiet",
+            "elsa-export net.safetensors --onnx net.onnx --level 1 --fast --threads 1 -o fast.onnx",
+            "elsa-export net.safetensors --onnx net.onnx --max-latency 30ms --fast --threads 1"
+            " -o in-time.onnx",
+        ):
+            verb, *arguments = command.split()
+            found = subprocess.run(
+                [str(Path(sys.executable).with_name(verb)), *arguments],
+                cwd=folder,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                check=False,
+            )
+            yield f"$ {command}"
+            if found.stdout.strip():
+                yield found.stdout.rstrip()
+        yield "```"
+
+
+TABLES: dict[str, Callable[[float, str, bool], Rows]] = {
+    "networks": networks,
+    "patterns": patterns,
+    "memory": memory,
+    "real": real,
+    "rivals": rivals,
+    "example": example,
+}
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=6, help="for each pair")
-    parser.add_argument("--threads", default="1,2")
-    parser.add_argument("--only", default="", help="part of a network's name")
+    parser.add_argument("--seconds", type=float, default=2, help="for each pair")
+    parser.add_argument("--tables", default=",".join(TABLES), help="of " + ", ".join(TABLES))
+    parser.add_argument("--only", default="", help="part of a network's or model's name")
     parser.add_argument("--quick", action="store_true", help="few networks, short")
+    parser.add_argument("--page", type=Path, help="where to replace the tables")
     options = parser.parse_args()
-    seconds = 0.2 if options.quick else options.seconds
-    sparsities = (0.9,) if options.quick else SPARSITIES
     if find_library() is None:
         sys.exit("the sparse operators were not built, for want of a C compiler")
-    version = onnxruntime.__version__
-    print(f"Sparse operators ({instructions()}) against ONNX Runtime {version}, dense,")
-    print("times faster; every layer of a network has the sparsity that the column says:\n")
-    print("| network | threads | " + " | ".join(f"{s:.0%} zeros" for s in sparsities) + " |")
-    print("| --- | --- |" + " --- |" * len(sparsities))
-    for name in NETWORKS:
-        if options.only.lower() not in name.lower() or (options.quick and "MLP" not in name):
-            continue
-        for threads in map(int, options.threads.split(",")):
-            cells = " | ".join(speedups(name, threads, sparsities, seconds))
-            print(f"| {name} | {threads} | {cells} |", flush=True)
-    if options.quick or options.only:
-        return
-    cells = " | ".join(global_levels(seconds))
+    if unknown := set(options.tables.split(",")) - TABLES.keys():
+        parser.error(f"no such table: {', '.join(unknown)}")
     print(
-        f"\nResNet-50-shaped by one threshold for all layers, 1 thread, 80, 90 and 95 %: {cells}.\n"
+        f"Sparse operators ({instructions()}) against ONNX Runtime {onnxruntime.__version__}"
+        f" and ONNX {onnx.__version__}.",
     )
-    print(
-        "| zeros | model | memory after a run | of dense | load |\n| --- | --- | --- | --- | --- |"
-    )
-    for row in memory_rows():
-        print(row, flush=True)
-    for sparsity in (0.8, 0.95):
-        print()
-        for row in rivals(sparsity, seconds):
+    for name in options.tables.split(","):
+        table, rows = TABLES[name], []
+        print(f"\n**{name}**: {' '.join((table.__doc__ or '').split())}\n", flush=True)
+        for row in table(0.2 if options.quick else options.seconds, options.only, options.quick):
+            rows.append(row)
             print(row, flush=True)
+        if options.page:
+            put(options.page, name, "\n".join(rows).strip())
+
+
+def put(page: Path, name: str, table: str) -> None:
+    """Replace a table of a page, between the comments that mark it."""
+    begin, end = f"<!-- benchmarks/fast.py: {name} -->\n", "<!-- end -->"
+    before, found, rest = page.read_text("utf-8").partition(begin)
+    _, also, after = rest.partition(end)
+    if not found or not also:
+        sys.exit(f"{page} has no place for {name}")
+    page.write_text(f"{before}{begin}{table}\n{end}{after}", "utf-8")
 
 
 if __name__ == "__main__":

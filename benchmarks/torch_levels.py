@@ -2,7 +2,7 @@
 
     python benchmarks/torch_levels.py [--megabytes 200] [--repeat 7]
 
-prints the rows of the table in docs/pytorch.md.
+is part of `make bench` where PyTorch is installed; docs/pytorch.md has some of its rows.
 """
 
 import argparse
@@ -189,9 +189,13 @@ def main() -> None:
             *used,
             *training(options.repeat),
         ]
-    print("| what | measured | limit |\n| --- | --- | --- |")
+    print("Ratios of CPU time, of all threads, and of private memory.\n")
+    print("| what | ratio | target | reached |\n| --- | ---: | --- | --- |")
     for what, ratio, limit in rows:
-        print(f"| {what} | {ratio:.2f} × | {limit and f'{limit} ×'} |")
+        target, reached = "", ""
+        if limit:
+            target, reached = f"≤ {limit} ×", "yes" if ratio <= float(limit) else "**no**"
+        print(f"| {what} | {ratio:.2f} × | {target} | {reached} |")
 
 
 if __name__ == "__main__":

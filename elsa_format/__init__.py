@@ -20,50 +20,7 @@ if TYPE_CHECKING:
     from elsa_format._counters import embed_counters, mask_level, read_counters
     from elsa_format._delivery.reader import Delivery, open_delivery
     from elsa_format._digest import level_digest
-    from elsa_format._errors import (
-        AlreadyPacked,
-        BitsTooWide,
-        ChecksumMismatch,
-        CounterOutOfRange,
-        CountMismatch,
-        DigestMismatch,
-        DuplicateKey,
-        ElsaError,
-        FormatError,
-        HeaderTooLarge,
-        Incomplete,
-        InfeasibleLevels,
-        InputChanged,
-        InvalidCheckpoint,
-        InvalidDelivery,
-        InvalidHeader,
-        InvalidIndex,
-        InvalidJson,
-        InvalidLayout,
-        InvalidOffsets,
-        InvalidOption,
-        InvalidProfile,
-        MissingExtra,
-        NoGraph,
-        NoLevelGiven,
-        NonFinite,
-        NoSuchLevel,
-        NoSuchTensor,
-        NotElsa,
-        NotNested,
-        OutputExists,
-        ProfileMismatch,
-        RemoteError,
-        TensorMismatch,
-        TooLarge,
-        TrailingData,
-        Truncated,
-        UnknownDtype,
-        UnsafePath,
-        UnsupportedFeature,
-        UnsupportedVersion,
-        ZeroFrozen,
-    )
+    from elsa_format._errors import *
     from elsa_format._extract import extract
     from elsa_format._fetch import FetchReport, fetch
     from elsa_format._file import File, open

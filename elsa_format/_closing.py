@@ -1,6 +1,5 @@
 """What is closed at the end of a `with`."""
 
-from types import TracebackType
 from typing import Self
 
 
@@ -13,10 +12,5 @@ class Closing:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elsa_format import _kernels
+from elsa_format._container.arrays import check_out
 from elsa_format._container.dtypes import Dtype, of_array
 from elsa_format._errors import BitsTooWide, CounterOutOfRange, FormatError, NonFinite, ZeroFrozen
 from elsa_format._options import one_of, whole
@@ -80,13 +81,7 @@ def mask_level(
     dtype = nestable_dtype(weights, bits)
     level = whole("level", level, low=1, high=(1 << bits) - 1)
     result = np.empty(weights.shape, weights.dtype) if out is None else out
-    if (result.shape, result.dtype) != (weights.shape, weights.dtype):
-        raise ValueError(
-            f"out of {result.dtype} {list(result.shape)}, "
-            f"expected {weights.dtype} {list(weights.shape)}"
-        )
-    if not result.flags.c_contiguous or not result.flags.writeable:
-        raise ValueError("out: expected contiguous, writable memory")
+    check_out(result, weights.dtype, weights.shape)
     _kernels.mask(words_of(weights, dtype), words_of(result, dtype), bits, level)
     return result
 

@@ -143,7 +143,7 @@ def digest_line(name: str, info: TensorInfo, *hashes: str) -> str:
     return f"{size}:{name} {info.dtype.name} [{shape}] {' '.join(hashes)}\n"
 
 
-def digest_of_lines(lines: dict[str, str]) -> str:
+def digest_of_lines(lines: Mapping[str, str]) -> str:
     """The digest of a level from the lines of its tensors."""
     total = hashlib.sha256()
     for name in sorted(lines, key=lambda name: name.encode("utf-8")):
@@ -161,10 +161,26 @@ def level_digest(tensors: Mapping[str, NDArray[Any]], nested: Iterable[str]) -> 
     for name, array in tensors.items():
         info = TensorInfo(name, of_array(array.dtype), array.shape)
         flat = np.ascontiguousarray(array).reshape(-1)
-        contents: list[Any] = [flat.view(np.uint8)]
-        if name in nested:
-            words = flat.view(info.dtype.words)
-            contents = [np.packbits(words != 0, bitorder="little"), words[words != 0]]
-        hashes = [hashlib.sha256(content.data).hexdigest() for content in contents]
-        lines[name] = digest_line(name, info, *hashes)
+        lines[name] = tensor_line(info, [flat], nested=name in nested)
     return digest_of_lines(lines)
+
+
+def tensor_line(info: TensorInfo, blocks: Iterable[NDArray[Any]], *, nested: bool) -> str:
+    """The line of one tensor of a level, given dense, block after block.
+
+    Blocks of a nested tensor hold, but for the last, a multiple of 8 elements.
+
+    >>> bias = TensorInfo("bias", of_array(np.dtype(np.float32)), (2,))
+    >>> tensor_line(bias, [np.zeros(2, np.float32)], nested=False)[:15]
+    '4:bias F32 [2] '
+    """
+    hashes = [hashlib.sha256() for _ in range(2 if nested else 1)]
+    for block in blocks:
+        contents: list[Any] = [block.view(np.uint8)]
+        if nested:
+            words = block.view(info.dtype.words)
+            kept = words != 0
+            contents = [np.packbits(kept, bitorder="little"), words[kept]]
+        for running, content in zip(hashes, contents, strict=True):
+            running.update(content.data)
+    return digest_line(info.name, info, *(running.hexdigest() for running in hashes))

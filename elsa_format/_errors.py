@@ -65,8 +65,14 @@ def _keyword(name: str, value: object) -> str:
 def _one_line(text: str) -> str:
     """A short line whatever a hostile file put into a name: terminals and logs stay readable."""
     # Twice: escapes are longer than what they stand for, and nobody wants them by the million.
-    escaped = (c if c.isprintable() else ascii(c)[1:-1] for c in _shorten(text))
-    return _shorten("".join(escaped))
+    return _shorten(escape(_shorten(text)))
+
+
+def escape(text: str) -> str:
+    """Text with everything that is not printable written as Python would."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def _shorten(message: str) -> str:

@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from numpy.typing import NDArray
+import numpy as np
 
 from elsa_format import _level_document
 from elsa_format._choose import check_layout, choose_level
 from elsa_format._container.header import TensorInfo
-from elsa_format._container.index import index_bytes, is_index
+from elsa_format._container.index import is_index
 from elsa_format._container.json import parse_document
 from elsa_format._delivery.network import DeliveryNetwork, DeliveryShards
 from elsa_format._errors import InvalidOption, NoSuchLevel
@@ -26,9 +26,9 @@ from elsa_format._output import Output, Target, is_special
 from elsa_format._output.directory import in_directory
 from elsa_format._output.shards import check_shard_size, group_tensors, open_destination
 from elsa_format._profile import LevelLike, LevelNumber, variant_name
-from elsa_format._storage import Source
+from elsa_format._storage import Source, SpooledStorage
 from elsa_format._threads import Meter, Progress, no_progress
-from elsa_format._writer import Contents, LevelSpec, open_writer
+from elsa_format._writer import Contents, open_writer
 from elsa_format.levels import Sparsity
 
 
@@ -87,8 +87,8 @@ def extract(
             network, level=level, sparsity=sparsity, max_size=max_size, layout=layout
         )
         check_layout(network, number, layout)
-        if isinstance(network, LevelNetwork) and layout != "dense":
-            network = network.count()
+        if isinstance(network, LevelNetwork) and layout != "dense" and not network.counted:
+            network = _counted(network)
         several = isinstance(target, str | os.PathLike) and not is_special(target)
         meter = Meter(progress, network.header.data_size)
         job = _Job(network, number, layout, verify, meter, jobs if several else 1)
@@ -101,6 +101,20 @@ def extract(
         else:
             job.extract(groups, target, force=force)
         return network.stated(number)
+
+
+def _counted(network: LevelNetwork) -> LevelNetwork:
+    """The level with how much each tensor keeps, for which a dense file is read once more."""
+    if network.storage.size is None:
+        copy = SpooledStorage(network.storage, network.header.data_start)
+        network = replace(network, storage=copy)
+    kept = dict.fromkeys(network.profile.nested, 0)
+    with LevelReader(network) as reader:
+        for name in kept:
+            info = network.header.tensors[name]
+            for block in reader.blocks(info):
+                kept[name] += int(np.count_nonzero(block.view(info.dtype.words)))
+    return network.with_counts(kept)
 
 
 def _whole(
@@ -137,20 +151,7 @@ def _whole_shards(
                 output.write_at(position, block)
                 meter.tick(memoryview(block).nbytes)
             file.delivery.finish()
-        infos = [file.header.tensors.values() for file in files]
-        destination.commit(index_bytes(destination.names, infos, network.about))
-
-
-@dataclass
-class _Place:
-    """Where the next bytes of a tensor go."""
-
-    output: Output
-    position: int
-
-    def write(self, piece: NDArray[Any]) -> None:
-        self.output.write_at(self.position, piece)
-        self.position += piece.nbytes
+        destination.commit([file.header.tensors.values() for file in files], network.about)
 
 
 @dataclass(frozen=True)
@@ -173,9 +174,7 @@ class _Job:
             return info.nbytes * (1 + self.level if name in network.profile.varying else 1)
         if nested is None:
             return info.nbytes
-        form = FORMS[self.layout]
-        parts = form.parts(name, info.dtype, info.shape, nested.expected)
-        return sum(part.nbytes for part in parts)
+        return sum(part.nbytes for part in FORMS[self.layout].parts(info, nested.expected))
 
     def _read(self, take: Callable[[LevelReader, Step], None]) -> None:
         """Hand over every stored tensor, of several files at the same time."""
@@ -192,34 +191,26 @@ class _Job:
         """Write the level as a plain checkpoint."""
         in_order = self.layout == "dense"
         with open_destination(target, len(groups), force=force, in_order=in_order) as destination:
-            places: dict[str, _Place] = {}
+            places: dict[str, tuple[Output, int]] = {}
             files = []
             for number, output in enumerate(destination.outputs, 1):
                 network = self.network
                 if destination.sharded:
-                    network = self._shard(groups[number - 1], (number, len(groups)))
+                    network = network.part(frozenset(groups[number - 1]), (number, len(groups)))
                 prefix, placed = level_header(network, self.level, self.layout)
                 output.write_at(0, prefix)
                 for name, info in placed.items():
-                    places[name] = _Place(output, len(prefix) + info.start)
+                    places[name] = output, len(prefix) + info.start
                 files.append(placed.values())
 
             def copy(reader: LevelReader, step: Step) -> None:
                 for name, piece in self._pieces(reader, step):
-                    places[name].write(piece)
+                    output, position = places[name]
+                    output.write_at(position, piece)
+                    places[name] = output, position + piece.nbytes
 
             self._read(copy)
-            index = b""
-            if destination.sharded:
-                index = index_bytes(destination.names, files, self._index_metadata())
-            destination.commit(index)
-
-    def _shard(self, names: list[str], shard: tuple[int, int]) -> Network:
-        """The network as far as it is about some of the tensors."""
-        profile, here = self.network.profile, set(names)
-        for name in here & profile.varying:
-            here |= {variant_name(name, t) for t in range(1, len(profile.levels) + 1)}
-        return self.network.part(frozenset(here), shard)
+            destination.commit(files, self._index_metadata() if destination.sharded else {})
 
     def _index_metadata(self) -> dict[str, Any]:
         """What the shards of a level cannot say by themselves, as the digest of the whole."""
@@ -268,10 +259,7 @@ class _Job:
                 infos[group_of[name]].append(replace(info, name=name))
         contents = Contents(
             profile.bits,
-            [
-                LevelSpec(entry.name, entry.target, entry.pattern, entry.metrics)
-                for entry in profile.levels[:level]
-            ],
+            profile.levels[:level],
             frozenset(profile.nested),
             profile.varying,
             network.metadata,

@@ -17,6 +17,7 @@ from elsa_format._container.header import parse as parse_header
 from elsa_format._container.index import is_index, is_url
 from elsa_format._container.index import parse as parse_index
 from elsa_format._delivery import document as _document
+from elsa_format._delivery.folder import Folder, SideFile, is_folder, missing
 from elsa_format._delivery.payloads import CHECKSUM, Payloads
 from elsa_format._delivery.prefix import COPIED, Prefix
 from elsa_format._errors import (
@@ -30,11 +31,10 @@ from elsa_format._errors import (
 from elsa_format._network import Network
 from elsa_format._options import whole
 from elsa_format._output import is_special
-from elsa_format._output.atomic import AtomicFile, commit_together
-from elsa_format._output.directory import InDirectory, in_directory
+from elsa_format._output.atomic import new_folders
+from elsa_format._output.directory import names_directory, refuse_others
 from elsa_format._profile import LevelLike, LevelNumber
 from elsa_format._storage import Reader, Storage, open_storage, open_url
-from elsa_format._storage.directory import SHIP, weights_file
 from elsa_format._storage.local import FileStorage
 from elsa_format._storage.shards import shard_source
 from elsa_format._threads import Meter, Progress, no_progress
@@ -77,8 +77,9 @@ def fetch(
 
     `out` becomes the beginning of the file, or goes on where it ends. `max_size` is for the bytes
     to bring; `upgrade` is `level` for what must be there already. Of an index (.index.json) the
-    files of all shards are brought, beside `out`. A model directory is brought into a directory,
-    its side files last; of one at a URL, give that of the delivery file or index in it.
+    files of all shards are brought, beside `out`. A model directory, here or at a URL that ends in
+    a slash, is brought into a directory, its side files first: at a URL it has the list of them
+    that `ship` writes, `elsa-files.json`.
 
     >>> first = fetch("net.ship.safetensors", "phone.ship.safetensors", sparsity=95)
     >>> more = fetch("net.ship.safetensors", "phone.ship.safetensors", upgrade=2)
@@ -88,13 +89,14 @@ def fetch(
     wishes = (level, sparsity, max_size, upgrade)
     if sum(wish is not None for wish in wishes) != 1:
         raise TypeError("give exactly one of level, sparsity, max_size, upgrade")
-    if is_url(source) and os.fspath(source).partition("?")[0].endswith("/"):
-        raise InvalidOption(
-            "a directory at a URL cannot be listed; "
-            "give the URL of the delivery file or index in it"
-        )
-    out = in_directory(source, out, variant=SHIP)
-    source = weights_file(source)
+    folder, side = None, list[SideFile]()
+    if is_folder(source):
+        folder = Folder(source)
+        source = folder.weights
+        if names_directory(out):
+            side = folder.side_files(Path(out))
+            out = Path(out, folder.weights_name)
+            refuse_others(out.parent, out.name)
     if is_index(source) != is_index(out):
         raise InvalidOption("an index is fetched to an index, and a file to a file")
     if not is_url(source) and is_special(source):
@@ -104,41 +106,44 @@ def fetch(
     if upgrade is not None and not os.path.exists(out):
         raise InvalidOption(f"{os.fspath(out)}: is not there, and cannot be upgraded")
     with contextlib.ExitStack() as stack:
-        side: list[AtomicFile] = []
-        if isinstance(out, InDirectory):
-            side = stack.enter_context(out.side_files(force=force))
         places: list[tuple[str | os.PathLike[str], Path]] = [(source, Path(out))]
         if is_index(source):
-            places = _shards(source, Path(out), force)
+            index, places = _shards(source, Path(out))
+            side.append(index)
+        wanted = missing(side, (path for _, path in places), force=force)
+        extra = sum(file.entry.size for file in wanted)
+        if folder is not None:
+            stack.enter_context(new_folders(Path(out).parent))
         copies = [stack.enter_context(_Copy(where, path, force)) for where, path in places]
         prefixes = [copy.begin() for copy in copies]
         try:
-            wanted = level if upgrade is None else upgrade
-            part = _choose(prefixes, copies, wanted, sparsity, max_size)
+            level = level if upgrade is None else upgrade
+            part = _choose(prefixes, copies, extra, level, sparsity, max_size)
         except (InvalidOption, Incomplete):
             for copy in copies:
                 copy.forget()
             raise
         for copy in copies:
             copy.check(part)
-        meter = Meter(progress, sum(copy.missing(part) for copy in copies))
+        meter = Meter(progress, extra + sum(copy.missing(part) for copy in copies))
+        for file in wanted:  # first: where a level is, all that goes with it is, too
+            file.bring(meter, force=force)
         for copy in copies:
             copy.complete(part, meter)
-        if side:
-            commit_together(side)
         number: LevelNumber = part if part <= prefixes[0].levels else "dense"
-        size = sum(copy.have for copy in copies)
-        return FetchReport(number, size, sum(copy.fetched for copy in copies))
+        size = sum(file.entry.size for file in side) + sum(copy.have for copy in copies)
+        return FetchReport(number, size, extra + sum(copy.fetched for copy in copies))
 
 
 def _choose(
     prefixes: list[Prefix],
     copies: list["_Copy"],
+    extra: int,
     level: LevelLike | None,
     sparsity: Sparsity | None,
     max_size: int | None,
 ) -> int:
-    """The last part to bring."""
+    """The last part to bring; `extra` bytes come with it."""
     first = prefixes[0]
     if max_size is None:
         network = Network(first.storage, first.header, first.profile)
@@ -148,8 +153,8 @@ def _choose(
 
     def takes(part: int) -> int:
         """Bytes that are brought for a part, with those that have been: headers and heads."""
-        missing = sum(copy.missing(part) for copy in copies)
-        return brought + missing if missing else 0
+        lacking = extra + sum(copy.missing(part) for copy in copies)
+        return brought + lacking if lacking else 0
 
     for part in range(first.levels + 1, 0, -1):
         if takes(part) <= max_size:
@@ -160,9 +165,9 @@ def _choose(
 
 
 def _shards(
-    source: str | os.PathLike[str], out: Path, force: bool
-) -> list[tuple[str | os.PathLike[str], Path]]:
-    """The files of an index, and where they go; the index is there first."""
+    source: str | os.PathLike[str], out: Path
+) -> tuple[SideFile, list[tuple[str | os.PathLike[str], Path]]]:
+    """The index, and its files and where they go."""
     with (
         contextlib.closing(open_storage(source)) as storage,
         # Not the front, which ends where the header of a file would.
@@ -171,18 +176,7 @@ def _shards(
         raw = read_exactly(reader, MAX_HEADER)
     index = parse_index(raw, storage.name)
     places = [(_shard(source, name), out.parent / name) for name in index.files]
-    if out.exists() and not force and out.read_bytes() != raw:
-        raise OutputExists(
-            f"{out}: is another index than {storage.name}", "{force} replaces it", force=True
-        )
-    if not out.exists() or force:
-        file = AtomicFile(out, force=force)
-        try:
-            file.write_at(0, raw)
-            file.commit()
-        finally:
-            file.discard()
-    return places
+    return SideFile.of(out, raw, storage.name), places
 
 
 def _shard(index: str | os.PathLike[str], name: str) -> str | os.PathLike[str]:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from elsa_format._choose import check_layout, choose_level
 from elsa_format._closing import Closing
+from elsa_format._container.arrays import check_out
 from elsa_format._container.header import TensorInfo
 from elsa_format._layouts import FORMS, Bitmask, Csr, Layout, Nested
 from elsa_format._level_header import LevelSizes, level_tensors
@@ -166,8 +167,12 @@ class File(Closing):
         """
         number = self.network.level_number(level)
         step = self._step(name, number)
-        with LevelReader(self.network, number, only=step.info, verify=self._verify) as reader:
-            return reader.array(step, None if out is None else _bytes_of(out, step.info))
+        info, flat = step.info, None
+        if out is not None:
+            check_out(out, info.dtype.numpy, info.shape, f" for tensor {info.name!r}")
+            flat = out.reshape(-1).view(np.uint8)
+        with LevelReader(self.network, number, only=info, verify=self._verify) as reader:
+            return reader.array(step, flat)
 
     @overload
     def load(
@@ -242,22 +247,10 @@ def _load_sparse(reader: LevelReader, nested: Nested, layout: Layout, arena: Are
         return parts[name][start : start + size].view(dtype)
 
     encoder = form.encoder(nested, room)
-    for part in form.parts(info.name, info.dtype, info.shape, nested.expected):
+    for part in form.parts(info, nested.expected):
         assert part.dtype.numpy is not None
         parts[part.name] = arena.empty(part.nbytes).view(part.dtype.numpy)
     for block in reader.blocks(info):
         encoder.encode(block.view(info.dtype.words))
     encoder.finish()
     return form.loaded(list(parts.values()), info.shape)
-
-
-def _bytes_of(array: NDArray[Any], info: TensorInfo) -> NDArray[np.uint8]:
-    """The memory of an array that a tensor is to be read into."""
-    if array.shape != info.shape or array.dtype != info.dtype.numpy:
-        raise ValueError(
-            f"out of {array.dtype} {list(array.shape)} for tensor {info.name!r}, "
-            f"expected {info.dtype.numpy} {list(info.shape)}"
-        )
-    if not array.flags.c_contiguous or not array.flags.writeable:
-        raise ValueError(f"out for tensor {info.name!r}: expected contiguous, writable memory")
-    return array.reshape(-1).view(np.uint8)

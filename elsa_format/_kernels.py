@@ -15,37 +15,11 @@ from ._pure import Words
 try:
     if os.environ.get("ELSA_PURE_PYTHON") == "1":
         raise ImportError("numpy asked for")
-    from ._native import (
-        ISA,
-        assign,
-        compact,
-        csr,
-        embed,
-        expand,
-        expand_csr,
-        find_unpackable,
-        histogram,
-        mask,
-        nest,
-    )
-    from ._native import count as _count
+    from . import _native as _found
 except ImportError:
-    from ._pure import (
-        assign,
-        compact,
-        csr,
-        embed,
-        expand,
-        expand_csr,
-        find_unpackable,
-        histogram,
-        mask,
-        nest,
-    )
-    from ._pure import count as _count
+    from . import _pure as _found  # type: ignore[no-redef]
 
-    ISA = "numpy"
-
+ISA = getattr(_found, "ISA", "numpy")
 NATIVE = ISA != "numpy"
 
 __all__ = [
@@ -64,6 +38,17 @@ __all__ = [
     "nest",
 ]
 
+assign = _found.assign
+compact = _found.compact
+csr = _found.csr
+embed = _found.embed
+expand = _found.expand
+expand_csr = _found.expand_csr
+find_unpackable = _found.find_unpackable
+histogram = _found.histogram
+mask = _found.mask
+nest = _found.nest
+
 
 def kernels() -> str:
     """Which kernels run here: `C, AVX2`, `plain C`, or `numpy` where the C module is not built.
@@ -78,5 +63,5 @@ def kernels() -> str:
 def count(src: Words, bits: int) -> NDArray[np.int64]:
     """Return the number of words with each counter, 0 first."""
     out = np.zeros(1 << bits, np.int64)
-    _count(src, bits, out)
+    _found.count(src, bits, out)
     return out

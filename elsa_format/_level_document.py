@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from elsa_format._container.dtypes import DTYPES, Dtype
+from elsa_format._container.dtypes import DTYPES
 from elsa_format._container.header import RESERVED, Header, TensorInfo
 from elsa_format._container.index import Index
 from elsa_format._container.json import MAX_OFFSET, MAX_SAFE_INTEGER, dump, parse_document
@@ -27,8 +27,8 @@ class LevelFile:
     name: str
     layout: Layout
     digest: str | None
-    tensors: dict[str, tuple[Dtype, tuple[int, ...]]] | None
-    """The nested tensors: dtype and shape; None if they are not told, and no digest can be."""
+    tensors: dict[str, TensorInfo] | None
+    """The nested tensors, dense; None if they are not told, and no digest can be."""
 
 
 def describe(
@@ -49,16 +49,12 @@ def describe(
     }
     if digest and entry.digest:
         document["digest"] = entry.digest
-    document["tensors"] = _nested(nested)
+    document["tensors"] = describe_nested(nested)
     return dump(dict(sorted(document.items())))
 
 
-def describe_nested(nested: Mapping[str, TensorInfo]) -> str:
+def describe_nested(nested: Mapping[str, TensorInfo]) -> dict[str, Any]:
     """The part of the entry that is the same for all levels and layouts."""
-    return dump(_nested(nested))
-
-
-def _nested(nested: Mapping[str, TensorInfo]) -> dict[str, Any]:
     return {
         name: {"dtype": info.dtype.name, "shape": info.shape}
         for name, info in sorted(nested.items())
@@ -83,10 +79,10 @@ def parse(header: Header, where: str) -> LevelFile | None:
         raise InvalidLayout(f"{where}: {KEY}: tensors is not an object")
     tensors = {key: _entry(key, entry, where) for key, entry in entries.items()}
     expected = set()
-    for key, (dtype, shape) in tensors.items():
+    for key, tensor in tensors.items():
         values = header.tensors.get(part_name("values", key))
         kept = values.elements if values else 0
-        for info in FORMS[layout].parts(key, dtype, shape, kept):
+        for info in FORMS[layout].parts(tensor, kept):
             found = header.tensors.get(info.name)
             if found is None or (found.dtype, found.shape) != (info.dtype, info.shape):
                 raise InvalidLayout(
@@ -115,7 +111,7 @@ def _fields(
     return level, name, layout, digest
 
 
-def _entry(name: str, entry: Any, where: str) -> tuple[Dtype, tuple[int, ...]]:
+def _entry(name: str, entry: Any, where: str) -> TensorInfo:
     dtype = DTYPES.get(str(entry.get("dtype"))) if isinstance(entry, dict) else None
     shape = entry.get("shape") if dtype else None
     if (
@@ -128,7 +124,7 @@ def _entry(name: str, entry: Any, where: str) -> tuple[Dtype, tuple[int, ...]]:
         raise InvalidLayout(f"{where}: tensor {name!r}: expected a floating dtype and a shape")
     if math.prod(n for n in shape if n) * dtype.size > MAX_OFFSET:
         raise InvalidLayout(f"{where}: tensor {name!r}: shape overflows")
-    return dtype, tuple(shape)
+    return TensorInfo(name, dtype, tuple(shape))
 
 
 def of_index(index: Index, where: str) -> LevelFile | None:

@@ -1,11 +1,18 @@
 """What the file of a level will look like, from the network's header alone (spec §9)."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 
 from elsa_format import _level_document
-from elsa_format._container.header import ALIGNMENT, LENGTH_BYTES, TensorInfo, lay_out, serialize
+from elsa_format._container.header import (
+    ALIGNMENT,
+    LENGTH_BYTES,
+    TensorInfo,
+    lay_out,
+    place,
+    serialize,
+)
 from elsa_format._container.json import dump
 from elsa_format._layouts import FORMS, Layout
 from elsa_format._network import Network
@@ -21,9 +28,9 @@ def level_tensors(network: Network, level: int | None, layout: Layout) -> dict[s
         if step.nested is None:
             infos.append(info)
         else:
-            infos += FORMS[layout].parts(step.name, info.dtype, info.shape, step.nested.expected)
+            infos += FORMS[layout].parts(info, step.nested.expected)
     # Dense tensors keep the order they arrive in, so that a pipe needs no memory of them.
-    return _in_order(infos) if layout == "dense" else lay_out(infos)
+    return place(infos) if layout == "dense" else lay_out(infos)
 
 
 def level_header(
@@ -81,7 +88,7 @@ class LevelSizes:
             if step.nested is None or layout == "dense":
                 yield info.dtype.size, _entry_size(self._names[name], info), info.nbytes
                 continue
-            for part in FORMS[layout].parts(name, info.dtype, info.shape, step.nested.expected):
+            for part in FORMS[layout].parts(info, step.nested.expected):
                 extra = len(part.name) - len(name)  # the prefix needs no escape
                 size = _entry_size(self._names[name] + extra, part)
                 yield part.dtype.size, size, part.nbytes
@@ -101,7 +108,7 @@ class LevelSizes:
         """Bytes of the list of nested tensors in a level's description, as a string in JSON."""
         network = self.network
         infos = {name: network.header.tensors[name] for name in network.profile.nested}
-        return _json_size(_level_document.describe_nested(infos)) - _json_size("{}")
+        return _json_size(dump(_level_document.describe_nested(infos))) - _json_size("{}")
 
 
 def _entry_size(name: int, info: TensorInfo) -> int:
@@ -112,11 +119,3 @@ def _entry_size(name: int, info: TensorInfo) -> int:
 
 def _json_size(value: object) -> int:
     return len(dump(value).encode("utf-8"))
-
-
-def _in_order(infos: Iterable[TensorInfo]) -> dict[str, TensorInfo]:
-    placed, position = {}, 0
-    for info in infos:
-        placed[info.name] = replace(info, start=position)
-        position += info.nbytes
-    return placed

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from elsa_format import _level_document
 from elsa_format._container.header import (
     RESERVED,
     Header,
@@ -22,13 +21,12 @@ from elsa_format._container.header import (
 )
 from elsa_format._errors import InvalidLayout, NoSuchLevel, Truncated
 from elsa_format._kept import NOT_ZERO
-from elsa_format._layouts import FORMS, Elements, Layout, Nested, part_name
+from elsa_format._layouts import FORMS, Elements, Nested, part_name
 from elsa_format._layouts.base import Decoder
 from elsa_format._level_document import LevelFile
-from elsa_format._memory import give_block, take_block
 from elsa_format._network import Network
 from elsa_format._profile import Level, LevelLike, Profile, find_level
-from elsa_format._storage import Reader, SpooledStorage, Storage, fill
+from elsa_format._storage import Reader, SpooledStorage, Storage
 from elsa_format._storage.virtual import TensorBytes, VirtualStorage
 
 VALUES = part_name("values", "")
@@ -55,7 +53,6 @@ class LevelNetwork(Network):
 
     @property
     def file_size(self) -> int:
-        """Bytes of the file, or of all shards."""
         return self.stored.data_start + self.stored.data_size
 
     def level_number(self, level: LevelLike) -> int | None:
@@ -70,12 +67,15 @@ class LevelNetwork(Network):
             raise NoSuchLevel(f"{self.name}: no level {level!r}, it holds level {held} ({name})")
         return 1
 
+    def readable(self) -> list[int | None]:
+        """The one in this file."""
+        return [1]
+
     def only_level(self) -> int | None:
         """The one in this file."""
         return 1
 
     def stated(self, level: int | None) -> int:
-        """The level as it is told to people."""
         return self.document.level
 
     def nested(self, info: TensorInfo, level: int | None) -> Nested | None:
@@ -90,31 +90,9 @@ class LevelNetwork(Network):
         """None: all that is not zero is kept."""
         return (NOT_ZERO,)
 
-    def describe(self, level: int, layout: Layout, nested: Mapping[str, TensorInfo]) -> str:
-        """What the file of this level in another layout says of itself."""
-        entry, whole = self.profile.levels[0], self.profile.shard is None
-        return _level_document.describe(self.document.level, entry, layout, nested, digest=whole)
-
-    def count(self) -> "LevelNetwork":
-        """The same with the profile's counts, for which a dense file is read once more."""
-        if self.counted:
-            return self
-        storage = self.storage
-        if storage.size is None:
-            storage = SpooledStorage(storage, self.header.data_start)
-        kept = dict.fromkeys(self.profile.nested, 0)
-        block = take_block()
-        for name in kept:
-            info = self.header.tensors[name]
-            start = self.header.data_start + info.start
-            reader = storage.reader(start, start + info.nbytes)
-            for at in range(0, info.nbytes, block.size):
-                part = block[: min(info.nbytes - at, block.size)]
-                fill(reader, part.data)  # what is missing is noticed when it is read again
-                kept[name] += int(np.count_nonzero(part.view(info.dtype.words)))
-            reader.close()
-        give_block(block)
-        return replace(self, storage=storage, profile=_profile(self.document, kept), counted=True)
+    def with_counts(self, kept: Mapping[str, int]) -> "LevelNetwork":
+        """The same with the profile's counts, which somebody found out."""
+        return replace(self, profile=_profile(self.document, kept), counted=True)
 
 
 def _profile(document: LevelFile, kept: Mapping[str, int]) -> Profile:
@@ -169,7 +147,7 @@ class SparseView(VirtualStorage):
         for stored in header.tensors.values():  # where its values are, there a tensor was
             if stored.name.startswith(VALUES):
                 name = stored.name.removeprefix(VALUES)
-                infos[name] = TensorInfo(name, *self._nested[name])
+                infos[name] = self._nested[name]
             elif not stored.name.startswith(RESERVED):
                 infos[stored.name] = stored
         self.header: Header = VirtualHeader(
@@ -177,53 +155,52 @@ class SparseView(VirtualStorage):
         )
 
     def tensor(self, info: TensorInfo) -> TensorBytes:
-        """Put a tensor together of its parts."""
-        return _SparseTensor(self, info) if info.name in self._nested else self.stored(info)
+        """Put a tensor together of its parts, or read it as it is stored."""
+        return self._sparse(info) if info.name in self._nested else self._read(info)
 
-    def stored(self, info: TensorInfo) -> Reader:
+    def _read(self, info: TensorInfo) -> Reader:
         """The bytes of a tensor of the file itself."""
         start = self._stored.data_start + self._stored.tensors[info.name].start
         return self._storage.reader(start, start + info.nbytes)
 
-    def parts(self, info: TensorInfo) -> list[TensorInfo]:
-        """What a tensor is put together of."""
+    def _sparse(self, info: TensorInfo) -> "_SparseTensor":
         kept = self._stored.tensors[part_name("values", info.name)].elements
-        return self._form.parts(info.name, info.dtype, info.shape, kept)
-
-    def decoder(self, info: TensorInfo, parts: Mapping[str, Elements]) -> Decoder:
-        """Puts parts together."""
-        return self._form.decoder(info, parts)
+        parts = self._form.parts(info, kept)
+        opened = [(part, self._read(part)) for part in parts]
+        return _SparseTensor(f"{self.name}: tensor {info.name!r}", info, opened, self._form.decoder)
 
     def check_unchanged(self) -> None:
-        """Ask the file; and look at the parts of empty tensors, which nobody reads."""
+        """Look at the parts of empty tensors, too, which nobody reads."""
         for name in self._nested:
             info = self.header.tensors[name]
             if not info.nbytes:
-                with contextlib.closing(_SparseTensor(self, info)) as tensor:
+                with contextlib.closing(self._sparse(info)) as tensor:
                     tensor.finish()
         self._storage.check_unchanged()
 
     def close(self) -> None:
-        """Close the file."""
         self._storage.close()
 
 
 class _SparseTensor:
     """One tensor, read along."""
 
-    def __init__(self, view: SparseView, info: TensorInfo) -> None:
-        self._where, self._words = f"{view.name}: tensor {info.name!r}", info.dtype.words
-        self._left = info.nbytes
-        self._opened: list[Reader] = []
-        elements = {}
-        for part in view.parts(info):
+    def __init__(
+        self,
+        where: str,
+        info: TensorInfo,
+        opened: Sequence[tuple[TensorInfo, Reader]],
+        decoder: type[Decoder],
+    ) -> None:
+        self._where, self._words, self._left = where, info.dtype.words, info.nbytes
+        self._opened, elements = opened, {}
+        for part, reader in opened:
             kind = part.name.split(".", 2)[1]
             dtype = part.dtype.words if kind == "values" else part.dtype.numpy
             assert dtype is not None
-            self._opened.append(view.stored(part))
-            elements[kind] = Elements(self._opened[-1], dtype, part.elements)
+            elements[kind] = Elements(reader, dtype, part.elements)
         with self._naming():
-            self._decoder = view.decoder(info, elements)
+            self._decoder = decoder(info, elements)
 
     def readinto(self, buffer: Any, /) -> int:
         """The next words, which fill the buffer."""
@@ -249,6 +226,5 @@ class _SparseTensor:
             raise type(error)(f"{self._where}: {error}") from None
 
     def close(self) -> None:
-        """Close the parts."""
-        for reader in self._opened:
+        for _, reader in self._opened:
             reader.close()

@@ -12,7 +12,7 @@ from elsa_format._closing import Closing
 from elsa_format._container.arrays import as_array
 from elsa_format._container.header import TensorInfo
 from elsa_format._errors import ChecksumMismatch, TrailingData, Truncated
-from elsa_format._layouts import LevelMask
+from elsa_format._layouts import FORMS
 from elsa_format._memory import BLOCK, aligned, give_block, take_block
 from elsa_format._network import Network, Step
 from elsa_format._storage import fill
@@ -59,7 +59,7 @@ class LevelReader(Closing):
         if info.nbytes and self._position != start:
             self._data.seek(start)
             self._position = start
-        checksum = self._checksum(info)
+        checksum = xxhash.xxh3_64() if info.name in self._checksums else None
         if into is None and self._buffer is None and info.nbytes:
             self._buffer = take_block()
         for at in range(0, info.nbytes, self.block):
@@ -92,12 +92,12 @@ class LevelReader(Closing):
 
         Each block can be looked at before.
         """
-        mask = LevelMask(step.nested) if step.nested else None
+        mask = FORMS["dense"].encoder(step.nested) if step.nested else None
         for block in self.blocks(step.info, into):
             if look:
                 look(block)
             if mask:
-                mask.apply(block.view(step.info.dtype.words))
+                mask.encode(block.view(step.info.dtype.words))
             yield block
         if mask:
             mask.finish()
@@ -122,9 +122,6 @@ class LevelReader(Closing):
         for _ in self.blocks(info):
             pass
 
-    def _checksum(self, info: TensorInfo) -> "xxhash.xxh3_64 | None":
-        return xxhash.xxh3_64() if info.name in self._checksums else None
-
     def _compare(self, info: TensorInfo, checksum: xxhash.xxh3_64) -> None:
         found, expected = f"xxh3:{checksum.hexdigest()}", self._checksums[info.name]
         if found != expected:
@@ -139,7 +136,6 @@ class LevelReader(Closing):
         self._storage.check_unchanged()
 
     def close(self) -> None:
-        """Give back what was taken."""
         self._data.close()
         if self._buffer is not None:
             give_block(self._buffer)

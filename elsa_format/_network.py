@@ -9,7 +9,7 @@ from elsa_format import _level_document
 from elsa_format._closing import Closing
 from elsa_format._container.header import RESERVED, Header, TensorInfo
 from elsa_format._layouts import Layout, Nested
-from elsa_format._profile import KEY, LevelLike, LevelNumber, Profile, find_level
+from elsa_format._profile import KEY, LevelLike, LevelNumber, Profile, find_level, variant_name
 from elsa_format._storage import Storage
 
 
@@ -77,6 +77,10 @@ class Network(Closing):
         """The number of a level in the profile; None is the dense network."""
         return find_level(level, [entry.name for entry in self.profile.levels], self.name)
 
+    def readable(self) -> list[int | None]:
+        """The levels that can be read, sparsest first, and then the dense network."""
+        return [*range(1, len(self.profile.levels) + 1), None]
+
     def only_level(self) -> int | None:
         """The level that is meant where none is named, if there is but one."""
         return None
@@ -112,18 +116,19 @@ class Network(Closing):
 
     def describe(self, level: int, layout: Layout, nested: Mapping[str, TensorInfo]) -> str:
         """What the file of a level says of itself."""
+        number, entry = int(self.stated(level)), self.profile.levels[level - 1]
         whole = self.profile.shard is None
-        return _level_document.describe(
-            level, self.profile.levels[level - 1], layout, nested, digest=whole
-        )
+        return _level_document.describe(number, entry, layout, nested, digest=whole)
 
     def part(self, names: frozenset[str], shard: tuple[int, int]) -> "Network":
-        """The network as far as it is about some stored tensors, to be written as a shard."""
+        """The network as far as it is about some of its tensors, to be written as a shard."""
         profile = self.profile
-        tensors = {name: info for name, info in self.header.tensors.items() if name in names}
+        for name in names & profile.varying:
+            names |= {variant_name(name, t) for t in range(1, len(profile.levels) + 1)}
+        stored = {name: info for name, info in self.header.tensors.items() if name in names}
         return replace(
             self,
-            header=replace(self.header, tensors=tensors),
+            header=replace(self.header, tensors=stored),
             profile=replace(
                 profile,
                 nested={name: n for name, n in profile.nested.items() if name in names},

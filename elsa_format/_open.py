@@ -4,8 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from elsa_format import _level_document, _profile
-from elsa_format._container.dtypes import Dtype
-from elsa_format._container.header import RESERVED, Header, check_size, read_header
+from elsa_format._container.header import RESERVED, Header, TensorInfo, check_size, read_header
 from elsa_format._container.index import Index, is_index
 from elsa_format._delivery.document import is_delivery
 from elsa_format._errors import CountMismatch, InvalidIndex, TooLarge
@@ -145,7 +144,7 @@ def _join(shards: Shards, index: Index, parsed: Mapping[str, Parsed]) -> Network
     if profiles:
         return _join_networks(shards, index, profiles)
     levels = {f: it for f, it in parsed.items() if it is None or isinstance(it, LevelFile)}
-    return join_levels(shards, index, levels)
+    return _join_levels(shards, index, levels)
 
 
 def _join_deliveries(shards: Shards, index: Index, files: Mapping[str, Network]) -> Network:
@@ -191,49 +190,47 @@ def _join_networks(shards: Shards, index: Index, profiles: Mapping[str, Profile]
     return Network(joined, joined.header, profile, files)
 
 
-def join_levels(
+def _join_levels(
     shards: Shards, index: Index, documents: Mapping[str, LevelFile | None]
 ) -> LevelNetwork:
-    """The level that shards, sorted by file name, hold together (spec §10.3)."""
-    whole = _whole(shards, index, documents)
-    own, groups = [], []
-    for shard in shards.shards:
-        document = documents[shard.file]
-        plain = [name for name in shard.header.tensors if not name.startswith(RESERVED)]
-        groups.append(list(dict.fromkeys([*plain, *((document and document.tensors) or {})])))
-        if document and document.digest and document.tensors is not None:
-            own.append((groups[-1], document.digest))
-    return level_network(shards, shards.header, whole, groups=groups, digests=own)
-
-
-def _whole(
-    shards: Shards, index: Index, documents: Mapping[str, LevelFile | None]
-) -> LevelFile | None:
-    """What the documents of shards say together; None of a plain checkpoint."""
-    where, key = shards.name, _level_document.KEY
+    """The level, or checkpoint, that shards sorted by file name hold together (spec §10.3)."""
+    where = shards.name
     stated = _level_document.of_index(index, where)
     whole = stated or next(filter(None, documents.values()), None)
-    if whole is None:
-        return None
     homes: dict[str, str] = {}
-    nested: dict[str, tuple[Dtype, tuple[int, ...]]] = {}
+    nested: dict[str, TensorInfo] = {}
+    groups, digests = [], []
     for shard in shards.shards:
         file, level = shard.file, documents[shard.file]
-        if level is None:
-            raise InvalidIndex(f"{where}: {file!r} has no {key}, which all shards of a level have")
-        if (level.level, level.name, level.layout) != (whole.level, whole.name, whole.layout):
-            raise InvalidIndex(
-                f"{where}: {file!r} holds level {level.level} {level.name!r} as {level.layout}, "
-                f"expected level {whole.level} {whole.name!r} as {whole.layout}"
-            )
-        nested |= level.tensors or {}
+        if whole is not None:
+            _refuse_other(level, whole, f"{where}: {file!r}")
+        own = (level and level.tensors) or {}
         plain = [name for name in shard.header.tensors if not name.startswith(RESERVED)]
-        for name in (*plain, *(level.tensors or {})):
+        names = list(dict.fromkeys((*plain, *own)))
+        for name in names:
             if homes.setdefault(name, file) != file:
                 raise InvalidIndex(
                     f"{where}: tensor {name!r} is in both {homes[name]!r} and {file!r}"
                 )
-    check_total_size(index, shards)
-    told = all(level and level.tensors is not None for level in documents.values())
-    digest = stated.digest if stated else None
-    return replace(whole, digest=digest, tensors=nested if told else None)
+        groups.append(names)
+        nested |= own
+        if level and level.digest and level.tensors is not None:
+            digests.append((names, level.digest))
+    if whole is not None:
+        check_total_size(index, shards)
+        told = all(level and level.tensors is not None for level in documents.values())
+        digest = stated.digest if stated else None
+        whole = replace(whole, digest=digest, tensors=nested if told else None)
+    return level_network(shards, shards.header, whole, groups=groups, digests=digests)
+
+
+def _refuse_other(level: LevelFile | None, whole: LevelFile, where: str) -> None:
+    """Refuse a shard that holds something else than the others."""
+    if level is None:
+        key = _level_document.KEY
+        raise InvalidIndex(f"{where} has no {key}, which all shards of a level have")
+    if (level.level, level.name, level.layout) != (whole.level, whole.name, whole.layout):
+        raise InvalidIndex(
+            f"{where} holds level {level.level} {level.name!r} as {level.layout}, "
+            f"expected level {whole.level} {whole.name!r} as {whole.layout}"
+        )

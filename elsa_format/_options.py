@@ -33,15 +33,26 @@ def whole(keyword: str, value: Any, low: int | None = None, high: int | None = N
     expected = "a whole number"
     expected += "" if low is None else f" from {low}"
     expected += "" if high is None else f" to {high}"
-    try:
-        number = index(value)
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool):
+    number = as_whole(value)
+    if number is None:
         raise TypeError(f"{keyword} {value!r}, expected {expected}")
     if (low is not None and number < low) or (high is not None and number > high):
         raise ValueError(f"{keyword} {number}, expected {expected}")
     return number
+
+
+def as_whole(value: Any) -> int | None:
+    """The value as an int, None if it is no whole number: True and numpy's True are none.
+
+    >>> as_whole(3), as_whole(3.0), as_whole(True)
+    (3, None, None)
+    """
+    if isinstance(value, bool) or getattr(getattr(value, "dtype", None), "kind", "") == "b":
+        return None  # numpy 1 takes its own for numbers
+    try:
+        return index(value)
+    except TypeError:
+        return None
 
 
 def strings(keyword: str, value: str | Iterable[str]) -> list[str]:

@@ -1,12 +1,11 @@
 """The ELSA profile: what a file says about its levels (spec §5)."""
 
-import contextlib
 import math
-import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate, islice
 from typing import Any, Literal, SupportsIndex
 
 import xxhash
@@ -25,6 +24,7 @@ from elsa_format._errors import (
     UnsupportedFeature,
     UnsupportedVersion,
 )
+from elsa_format._options import as_whole
 
 VERSION = "1.0"
 KEY = "elsa"
@@ -126,6 +126,15 @@ class Profile:
         """The tensor that holds `name` at a level."""
         return name if level is None or name not in self.varying else variant_name(name, level)
 
+    def check_counts(self, name: str, counts: Iterable[int], where: str) -> None:
+        """Raise CountMismatch unless so many weights with each counter are what levels keep."""
+        kept = tuple(accumulate(islice(counts, 1, len(self.levels) + 1)))
+        if kept != self.nested[name]:
+            raise CountMismatch(
+                f"{where}: tensor {name!r}: levels keep {list(kept)}, "
+                f"expected {list(self.nested[name])}"
+            )
+
     @cached_property
     def varying(self) -> frozenset[str]:
         """The per-level tensors, to look names up in."""
@@ -155,9 +164,8 @@ def find_level(level: LevelLike, names: Sequence[str], where: str = "") -> int |
             return None
         number = int(level) if _NUMBER.fullmatch(level) else 0
         found = [t for t, name in enumerate(names, 1) if name == level]
-    elif not isinstance(level, bool):
-        with contextlib.suppress(TypeError):  # not a whole number
-            number = operator.index(level)
+    else:
+        number = as_whole(level) or 0
     if 1 <= number <= len(names):
         return number
     if len(found) == 1:

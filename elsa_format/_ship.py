@@ -13,6 +13,7 @@ import xxhash
 
 from elsa_format._container.index import Index, is_index
 from elsa_format._container.json import dump
+from elsa_format._container.listing import NAME as LISTING
 from elsa_format._delivery.document import BLOCK, BLOCKS, SUFFIX, header_bytes
 from elsa_format._delivery.encoder import Encoder
 from elsa_format._delivery.network import DeliveryNetwork, DeliveryShards
@@ -61,7 +62,8 @@ def ship(
     """Make a delivery file of an ELSA file, which is read once, and verified on the way.
 
     A source that is an index needs a target that is one: each shard becomes a delivery file. A
-    model directory gives a directory, with `model.ship.safetensors` and its side files.
+    model directory gives a directory, with `model.ship.safetensors`, its side files, and a list
+    of them, `elsa-files.json`, which `fetch` goes by where directories cannot be listed.
     `split` writes the header with the head, and each part, as files of their own, for hosts
     without range requests: `cat target.part-*` is the delivery file. `block` is log₂ of the words
     in a block.
@@ -164,7 +166,10 @@ class _Outputs:
         self._index_file: AtomicFile | None = None
         self._before: list[AtomicFile] = []
         if isinstance(target, InDirectory):
-            self._before = stack.enter_context(target.side_files(force=force))
+            copies = stack.enter_context(target.side_files(force=force))
+            listed = self._file(os.path.join(target.folder, LISTING))
+            listed.write_at(0, target.listing().to_bytes())
+            self._before = [*copies, listed]
         if index is not None:
             self._index_file = self._file(os.fspath(target))  # type: ignore[arg-type]
             for name in index.files:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from functools import partial
 
 from elsa_format._signals import end_on_signals, wait_if_ending
 
@@ -17,7 +18,8 @@ def _occupy_standard_streams() -> None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - as long as the process
 
 
-def _run(name: str = "") -> None:
+def _run(name: str) -> None:
+    """Run as `elsa-name`, or as `elsa`."""
     _occupy_standard_streams()
     end_on_signals()
     from elsa_format._cli import run
@@ -28,51 +30,13 @@ def _run(name: str = "") -> None:
         wait_if_ending()
 
 
-def elsa() -> None:
-    """Run as `elsa`."""
-    _run()
-
-
-def pack() -> None:
-    """Run as `elsa-pack`."""
-    _run("pack")
-
-
-def extract() -> None:
-    """Run as `elsa-extract`."""
-    _run("extract")
-
-
-def inspect() -> None:
-    """Run as `elsa-inspect`."""
-    _run("inspect")
-
-
-def verify() -> None:
-    """Run as `elsa-verify`."""
-    _run("verify")
-
-
-def ship() -> None:
-    """Run as `elsa-ship`."""
-    _run("ship")
-
-
-def fetch() -> None:
-    """Run as `elsa-fetch`."""
-    _run("fetch")
-
-
-def export() -> None:
-    """Run as `elsa-export`."""
-    _run("export")
-
-
-def bench() -> None:
-    """Run as `elsa-bench`."""
-    _run("bench")
-
-
-def train() -> None:
-    """Run as `elsa-train`."""
-    _run("train")
+elsa = partial(_run, "")
+pack = partial(_run, "pack")
+extract = partial(_run, "extract")
+inspect = partial(_run, "inspect")
+verify = partial(_run, "verify")
+ship = partial(_run, "ship")
+fetch = partial(_run, "fetch")
+export = partial(_run, "export")
+bench = partial(_run, "bench")
+train = partial(_run, "train")

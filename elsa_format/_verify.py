@@ -89,6 +89,19 @@ def verify(
     )
 
 
+def digest_lines(source: Source) -> list[dict[str, str]]:
+    """Check a file, or a lone shard, and give what its tensors add to each level's digest.
+
+    >>> [list(lines) for lines in digest_lines("net.safetensors")]
+    [['layer', 'bias'], ['layer', 'bias'], ['layer', 'bias']]
+    """
+    with open_network(source) as network:
+        meter, check = Meter(no_progress, network.header.data_size), NetworkCheck(network)
+        for part in network.parts:
+            check.file(part, meter.tick)
+        return check.lines()
+
+
 def _verify_delivery(network: DeliveryNetwork | DeliveryShards, progress: Progress) -> Report:
     """Check all parts that are there; of shards, as far as all of them have them."""
     files = [network] if isinstance(network, DeliveryNetwork) else network.deliveries
@@ -139,20 +152,24 @@ class NetworkCheck:
         if checker.problem is not None:
             self._problems.append(checker.problem)
 
-    def finish(self) -> int:
-        """Raise what is wrong, or return how many digests there were to compare."""
+    def lines(self) -> list[dict[str, str]]:
+        """Raise what is wrong with tensors, or give what they add to each level's digest."""
         for problem in sorted(self._problems, key=_comes_late):
             raise problem
+        return self._digests.lines
+
+    def finish(self) -> int:
+        """Raise what is wrong, or return how many digests there were to compare."""
+        lines_of = self.lines()
         network, levels = self._network, self._network.profile.levels
         stated = [
-            (level.name, level.digest, found)
-            for level, found in zip(levels, self._digests.lines, strict=True)
+            (level.name, level.digest, found) for level, found in zip(levels, lines_of, strict=True)
         ]
         if network.profile.shard is not None:
             stated = []  # of the whole network, of which this is a part
         if isinstance(network, LevelNetwork):
             for names, digest in network.digests:
-                part = {name: self._digests.lines[0][name] for name in names}
+                part = {name: lines_of[0][name] for name in names}
                 stated.append((levels[0].name, digest, part))
         compared = 0
         for name, expected, lines in stated:
@@ -216,7 +233,7 @@ class _Checker:
             self.digests.update_nested(info.name, words)
             position += words.size
         if self.checked:
-            self._check_counts(info, counts)
+            self.profile.check_counts(info.name, counts.tolist(), self.where)
         self.digests.end_nested(info)
 
     def _check_words(
@@ -232,12 +249,3 @@ class _Checker:
                 f"{where}: weight {position + at} has counter {low[at]}, expected 0..{levels}"
             )
         refuse_unpackable(words, None, info.dtype, levels, where, first=position)
-
-    def _check_counts(self, info: TensorInfo, counts: NDArray[np.int64]) -> None:
-        found = tuple(int(n) for n in counts[1 : len(self.profile.levels) + 1].cumsum())
-        expected = self.profile.nested[info.name]
-        if found != expected:
-            raise CountMismatch(
-                f"{self.where}: tensor {info.name!r}: levels keep {list(found)}, "
-                f"expected {list(expected)}"
-            )

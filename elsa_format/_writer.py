@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from elsa_format import _kernels, _level_document
 from elsa_format._container.dtypes import of_array
 from elsa_format._container.header import LENGTH_BYTES, RESERVED, TensorInfo, lay_out, serialize
-from elsa_format._container.index import index_bytes
 from elsa_format._container.json import MAX_SAFE_INTEGER
 from elsa_format._counters import MAX_BITS, bits_for, check_bits, refuse_unpackable
 from elsa_format._digest import LevelDigests, digest_of_lines
@@ -79,7 +78,8 @@ class Contents:
     """What a network to be written consists of, besides its tensors."""
 
     bits: int
-    levels: Sequence[LevelSpec]
+    levels: Sequence[LevelSpec | Level]
+    """What is told of each; what a Level has counted is counted anew."""
     nested: frozenset[str]
     per_level: frozenset[str] = frozenset()
     metadata: Mapping[str, str] = field(default_factory=dict)
@@ -106,6 +106,14 @@ class Contents:
     def only(self, names: AbstractSet[str]) -> "Contents":
         """As far as it is about some of the tensors."""
         return replace(self, nested=self.nested & names, per_level=self.per_level & names)
+
+    def variants(self) -> dict[str, tuple[str, int]]:
+        """Under which name each level's variant of a tensor is stored."""
+        return {
+            variant_name(name, t): (name, t)
+            for name in sorted(self.per_level)
+            for t in range(1, len(self.levels) + 1)
+        }
 
     def table(self, network: Totals) -> tuple[Level, ...]:
         """The level table, with what was counted."""
@@ -139,11 +147,7 @@ class ShardWriter:
         self.output, self.contents, self.shard = output, contents, shard
         bits, self._numbers = contents.bits, range(1, len(contents.levels) + 1)
         self.counts = {name: np.zeros(1 << bits, np.int64) for name in sorted(contents.nested)}
-        self._variants = {
-            variant_name(name, t): (name, t)
-            for name in sorted(contents.per_level)
-            for t in self._numbers
-        }
+        self._variants = contents.variants()
         self.tensors = lay_out(tensors, first=self._variants)
         self._positions = {name: info.start for name, info in self.tensors.items()}
         # Hashes live only while their tensor is written: each takes half a kilobyte.
@@ -152,6 +156,11 @@ class ShardWriter:
         self._digests = LevelDigests(bits, self._numbers) if contents.digests else None
         self._reserved = 0
         self._reserved = len(self._header(self._longest_profile()))
+
+    def taken(self, name: str) -> int:
+        """How many elements of a tensor are stored."""
+        info = self.tensors[name]
+        return (self._positions[name] - info.start) * 8 // info.dtype.size
 
     def append(self, name: str, data: NDArray[Any]) -> None:
         """Store the next bytes of a tensor.
@@ -274,11 +283,7 @@ class NetworkWriter:
         for more in totals[1:]:
             network += more
         profiles = [shard.write_header(network) for shard in self.shards]
-        tensors = [shard.tensors.values() for shard in self.shards]
-        if self.destination.sharded:
-            self.destination.commit(index_bytes(self.destination.names, tensors, self._about))
-        else:
-            self.destination.commit()
+        self.destination.commit([shard.tensors.values() for shard in self.shards], self._about)
         return join_profiles(profiles)
 
 

@@ -1,37 +1,29 @@
 """What the commands share, for commands of other packages too (entry points `elsa.commands`)."""
 
-from elsa_format._cli._options import (
-    FORCE,
-    JOBS,
-    JSON,
-    MAX_BYTES,
-    OUTPUT,
-    PRINTED,
-    QUIET,
-    SETTINGS,
-    VERSION,
-    LevelType,
-    SizeType,
-    SparsityType,
-    level_options,
-    one_level,
-    shard_size_option,
-)
-from elsa_format._cli._progress import progress
-from elsa_format._cli._terminal import (
-    answer,
-    check_shards,
-    escape,
-    keep_apart,
-    report,
-    reports_errors,
-    say,
-    show_size,
-    standard_input,
-    standard_output,
-    table,
-)
+import contextlib
+import errno
+import functools
+import json
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, ParamSpec, TextIO, TypeVar
+
+import click
+from click.shell_completion import CompletionItem
+
+from elsa_format import __version__
+from elsa_format._container.index import is_index, is_url
+from elsa_format._errors import ElsaError, escape
+from elsa_format._kernels import NATIVE, kernels
+from elsa_format._output import descriptor, open_output
+from elsa_format._output.directory import goes_to_directory
 from elsa_format._output.shards import written_size
+from elsa_format._progress import UNITS, progress, show_size
+from elsa_format._signals import wait_if_ending
 
 __all__ = [
     "FORCE",
@@ -63,3 +55,299 @@ __all__ = [
     "table",
     "written_size",
 ]
+
+F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
+PLAIN = str.maketrans({"×": "x", "…": "...", "≤": "<="})
+"""For terminals that know ASCII only."""
+
+SETTINGS = {"help_option_names": ["-h", "--help"]}
+
+
+class SizeType(click.ParamType):  # type: ignore[type-arg]
+    """A number of bytes: 20MB, 1.5GiB, 4096."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int:
+        if isinstance(value, int):
+            return value
+        found = re.fullmatch(r"([0-9]*\.?[0-9]*)\s*([KMGT]?)(i?)B?", value.strip(), re.IGNORECASE)
+        try:
+            if found is None:
+                raise ValueError
+            unit = found[2].upper()
+            scale = 1024 ** list(UNITS).index(unit) if found[3] else UNITS[unit]
+            size = int(float(found[1]) * scale)
+        except (ValueError, OverflowError):
+            self.fail(f"{value!r} is not a size such as 20MB or 1.5GiB", param, ctx)
+        if size < 1:
+            self.fail(f"{value!r} is less than a byte", param, ctx)
+        return size
+
+
+VERSION = click.version_option(__version__, message=f"%(prog)s %(version)s (kernels: {kernels()})")
+QUIET = click.option("-q", "--quiet", is_flag=True, help="No progress, no summary.")
+JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+FORCE = click.option("-f", "--force", is_flag=True, help="Replace what exists.")
+JOBS = click.option(
+    "-j",
+    "--jobs",
+    type=click.IntRange(1),
+    default=1,
+    help="Shards worked on at a time, each in its own few megabytes.  [default: 1]",
+)
+MAX_BYTES = click.option(
+    "--max-bytes",
+    type=SizeType(),
+    help="Refuse a network whose header or tensors, as dense arrays, take more than this.",
+)
+OUTPUT = click.option(
+    "-o", "--output", "target", metavar="OUT", required=True, help="File, or - for stdout."
+)
+PRINTED = click.option(
+    "-o", "--output", "printed", metavar="OUT", default="-", help="Print to a file instead."
+)
+
+
+class LevelType(click.ParamType):  # type: ignore[type-arg]
+    """A level: 1..T, dense, or its name; only the file knows which there are."""
+
+    name = "level"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        return value
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """The names of the levels in SRC, if that is a file."""
+        from elsa_format import ElsaError
+        from elsa_format import open as open_elsa
+
+        # An option without its value keeps click from giving the arguments their names.
+        source = next(iter([*ctx.args, ctx.params.get("source")]))
+        if not source or source == "-" or is_url(source):
+            return []
+        try:
+            with open_elsa(source) as file:
+                names = [level.name for level in file.levels]
+        except (ElsaError, OSError):
+            return []
+        return [CompletionItem(name) for name in (*names, "dense") if name.startswith(incomplete)]
+
+
+class SparsityType(click.ParamType):  # type: ignore[type-arg]
+    """A sparsity in percent, or as a fraction below 1."""
+
+    name = "percent"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        try:
+            number = float(str(value).removesuffix("%"))
+        except ValueError:
+            self.fail(f"{value!r} is not a percentage", param, ctx)
+        number = number / 100 if number >= 1 or str(value).endswith("%") else number
+        if not 0 <= number <= 1:
+            self.fail(f"{value!r} is not between 0 and 100 percent", param, ctx)
+        return number
+
+
+def level_options(function: F) -> F:
+    """How a level is chosen: by number or name, by sparsity, by size."""
+    for option in (
+        click.option(
+            "--max-size", type=SizeType(), help="The densest level whose file is not larger."
+        ),
+        click.option(
+            "--sparsity",
+            type=SparsityType(),
+            help="The densest level with at least this many zeros.",
+        ),
+        click.option(
+            "-l",
+            "--level",
+            type=LevelType(),
+            help="The level: 1 (sparsest) to T, its name, or dense.",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def one_level(options: Mapping[str, Any]) -> None:
+    """Refuse two ways to choose a level; whether one is needed, the file tells."""
+    if sum(options[name] is not None for name in ("level", "sparsity", "max_size")) > 1:
+        raise click.UsageError("Give one of --level, --sparsity and --max-size.")
+
+
+def shard_size_option(function: F) -> F:
+    """How large the shards of an output are."""
+    return click.option(
+        "--max-shard-size",
+        type=SizeType(),
+        help="With an OUT.index.json or a directory: most bytes of a shard.",
+    )(function)
+
+
+def reports_errors(function: Callable[P, None]) -> Callable[P, None]:
+    """Turn errors into one line on stderr and the exit code users can test for.
+
+    0 ok, 1 I/O, 2 usage, 3 invalid file, 130 interrupted.
+    """
+
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            function(*args, **kwargs)
+            if not kwargs.get("quiet"):
+                _mention_numpy()
+        except click.ClickException as error:
+            wait_if_ending()
+            try:
+                error.show()
+            except OSError:
+                _give_up(sys.stderr)
+            sys.exit(error.exit_code)
+        except ElsaError as error:
+            _fail(error.worded(_option, "elsa-{}".format), error.exit_code)
+        except BrokenPipeError:
+            # The reader went away (`| head`); nothing is wrong, and nobody is there to be told.
+            _give_up(sys.stdout)
+            sys.exit(141)
+        except OSError as error:
+            _give_up(sys.stdout)
+            name = f"{os.fsdecode(error.filename)}: " if error.filename else ""
+            _fail(f"{name}{error.strerror or error}", 1)
+        except MemoryError:
+            _fail("out of memory", 1)
+        except (KeyboardInterrupt, click.Abort):  # only where `_start` does not hear it
+            sys.exit(130)
+
+    return wrapped
+
+
+def _option(name: str, value: object) -> str:
+    """An option in the words of the command that runs."""
+    context = click.get_current_context(silent=True)
+    params = context.command.params if context else []
+    words = [opt for param in params if param.name == name for opt in param.opts]
+    option = max(words, key=len, default=f"--{name.replace('_', '-')}")
+    return option if value in (None, True) else f"{option} {shlex.quote(str(value))}"
+
+
+def _fail(message: str, code: int) -> None:
+    say(f"error: {message}", err=True)
+    sys.exit(code)
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """Print for people, if they are there; what is in a hostile name cannot steer the terminal."""
+    wait_if_ending()
+    stream = sys.stderr if err else sys.stdout
+    if stream is None:  # closed by the caller (`>&-`)
+        return
+    text = "\n".join(escape(line) for line in text.split("\n"))
+    encoding = stream.encoding or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        text = text.translate(PLAIN).encode(encoding, "backslashreplace").decode(encoding)
+    try:
+        click.echo(text, err=err)
+    except OSError as error:
+        if not err:
+            raise OSError(error.errno, error.strerror, stream.name) from None
+        _give_up(stream)
+
+
+def answer(text: str, target: str = "-", *, force: bool = False) -> None:
+    """Print what was asked for; that it cannot be printed is an error."""
+    if target == "-":
+        _opened(sys.stdout, "<stdout>")
+        say(text)
+        return
+    with open_output(target, force=force, in_order=True) as output:
+        output.write_at(0, f"{text}\n".encode("utf-8", "backslashreplace"))
+        output.commit()
+
+
+def report(
+    result: dict[str, Any], summary: str, target: str, *, as_json: bool, quiet: bool
+) -> None:
+    """Tell what was written: to people on stderr, or as JSON on stdout unless the data is there."""
+    text = json.dumps({"output": target, **result}, indent=2)
+    if as_json and target != "-" and descriptor(target) != 1:
+        answer(text)
+    elif as_json or (summary and not quiet):
+        say(text if as_json else summary, err=True)
+
+
+def keep_apart(source: str, target: str) -> None:
+    """Refuse to replace a file by what is said about it."""
+    paths = (source, target)
+    if all(os.path.exists(path) for path in paths) and os.path.samefile(*paths):
+        raise click.UsageError("The output would replace the file it describes.")
+
+
+def _mention_numpy() -> None:
+    """Say that the C module is missing: on a terminal, once to each user about each version."""
+    chosen = NATIVE or os.environ.get("ELSA_PURE_PYTHON") == "1"
+    if chosen or sys.stderr is None or not sys.stderr.isatty():
+        return
+    try:
+        given = os.environ.get("XDG_CACHE_HOME", "")
+        cache = Path(given if os.path.isabs(given) else Path.home() / ".cache", "elsa")
+        cache.mkdir(parents=True, exist_ok=True)
+        (cache / f"numpy-{__version__}").touch(exist_ok=False)
+    except (OSError, RuntimeError):  # said before, or no home that would remember it
+        return
+    say(
+        "note: numpy does the work of the C module, which was not built (no compiler?): the same "
+        "bits, but slower. This is said once; elsa --version shows which kernels run.",
+        err=True,
+    )
+
+
+def _give_up(stream: Any) -> None:
+    """Let Python not try once more to write what cannot be written, and complain, when it ends."""
+    if stream is not None and stream in (sys.__stdout__, sys.__stderr__):  # not a test's
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def standard_input() -> IO[bytes]:
+    """Standard input as bytes."""
+    return _opened(sys.stdin, "<stdin>").buffer
+
+
+def standard_output() -> IO[bytes]:
+    """Standard output as bytes."""
+    return _opened(sys.stdout, "<stdout>").buffer
+
+
+def _opened(stream: TextIO | None, name: str) -> TextIO:
+    if stream is None:  # closed by the caller
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF), name)
+    return stream
+
+
+def check_shards(source: str, out: str, max_shard_size: int | None) -> None:
+    """Refuse a shard size for an output that is one file."""
+    if max_shard_size is None or is_index(out) or goes_to_directory(source, out):
+        return
+    raise click.UsageError("--max-shard-size is for an OUT that ends in .index.json.")
+
+
+def table(rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
+    """Rows in columns, the first `left` columns to the left, numbers to the right."""
+    rows = [[escape(cell) for cell in row] for row in rows]
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.ljust(width) if at < left else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)

@@ -7,8 +7,9 @@ from elsa_format._choose import choose_level
 from elsa_format._container.arrays import as_array
 from elsa_format._container.dtypes import DTYPES, Dtype, of_array
 from elsa_format._container.header import TensorInfo
-from elsa_format._container.index import is_url
+from elsa_format._container.index import is_index, is_url
 from elsa_format._container.json import dump, is_text
+from elsa_format._digest import digest_of_lines, tensor_line
 from elsa_format._level_reader import LevelReader
 from elsa_format._memory import BLOCK, Arena
 from elsa_format._network import Network, Step
@@ -16,16 +17,21 @@ from elsa_format._open import open_network
 from elsa_format._output import Output, Target, commit_outputs, is_special, open_output
 from elsa_format._packing.checkpoint import Checkpoint
 from elsa_format._profile import LevelLike, LevelNumber, find_level, variant_name
+from elsa_format._shared_writer import Exchange, SharedWriter, Together, alone, open_shared_writer
 from elsa_format._storage import Source
 from elsa_format._storage.directory import weights_file
 from elsa_format._threads import Meter, Progress, no_progress
+from elsa_format._verify import digest_lines
+from elsa_format._writer import Contents
 
 __all__ = [
     "BLOCK",
     "DTYPES",
     "Arena",
     "Checkpoint",
+    "Contents",
     "Dtype",
+    "Exchange",
     "LevelLike",
     "LevelNumber",
     "LevelReader",
@@ -33,15 +39,21 @@ __all__ = [
     "Network",
     "Output",
     "Progress",
+    "SharedWriter",
     "Source",
     "Step",
     "Target",
     "TensorInfo",
+    "Together",
+    "alone",
     "as_array",
     "choose_level",
     "commit_outputs",
+    "digest_lines",
+    "digest_of_lines",
     "dump",
     "find_level",
+    "is_index",
     "is_special",
     "is_text",
     "is_url",
@@ -49,6 +61,8 @@ __all__ = [
     "of_array",
     "open_network",
     "open_output",
+    "open_shared_writer",
+    "tensor_line",
     "variant_name",
     "weights_file",
 ]

@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from elsa_train import data, models
+    from elsa_train._file import check_target, write_file
     from elsa_train._jaxpruner import JaxprunerRule, jaxpruner_rules
+    from elsa_train._joint import Joint, masked, nest
     from elsa_train._levels import Level, check_levels, parse_levels
     from elsa_train._method import (
         apply_updates,
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
         freeze,
         freeze_updates,
         learnable,
+        revive,
         sparse,
     )
     from elsa_train._multilevel import (
@@ -41,7 +44,6 @@ if TYPE_CHECKING:
         Sparsify,
         multi_level,
         no_densify,
-        write_file,
     )
     from elsa_train._recalibrate import recalibrate
     from elsa_train._recipe import Recipe, read_recipe
@@ -52,6 +54,7 @@ __all__ = [
     "Densify",
     "FrozenLevel",
     "JaxprunerRule",
+    "Joint",
     "Level",
     "Network",
     "Progress",
@@ -63,6 +66,7 @@ __all__ = [
     "Sparsify",
     "apply_updates",
     "check_levels",
+    "check_target",
     "counters",
     "data",
     "embed",
@@ -71,18 +75,23 @@ __all__ = [
     "freeze_updates",
     "jaxpruner_rules",
     "learnable",
+    "masked",
     "models",
     "multi_level",
+    "nest",
     "no_densify",
     "parse_levels",
     "read_recipe",
     "recalibrate",
+    "revive",
     "sparse",
     "write_file",
 ]
 
 _HOME = {
+    "_file": ("check_target", "write_file"),
     "_jaxpruner": ("JaxprunerRule", "jaxpruner_rules"),
+    "_joint": ("Joint", "masked", "nest"),
     "_levels": ("Level", "check_levels", "parse_levels"),
     "_method": (
         "apply_updates",
@@ -92,6 +101,7 @@ _HOME = {
         "freeze",
         "freeze_updates",
         "learnable",
+        "revive",
         "sparse",
     ),
     "_multilevel": (
@@ -103,7 +113,6 @@ _HOME = {
         "Sparsify",
         "multi_level",
         "no_densify",
-        "write_file",
     ),
     "_recalibrate": ("recalibrate",),
     "_recipe": ("Recipe", "read_recipe"),

@@ -17,8 +17,8 @@ from elsa_format.levels import Pattern
 from elsa_train import _method
 from elsa_train._errors import BadRecipe, InvalidRun, NonFiniteLoss, TrainError
 from elsa_train._levels import Level
-from elsa_train._loop import Carry, Phase
 from elsa_train._multilevel import FrozenLevel, Network, Progress, without_state
+from elsa_train._plan import Carry, Phase
 
 PyTree = Any
 

@@ -17,8 +17,9 @@ from click.shell_completion import CompletionItem
 from elsa_format import ElsaError
 from elsa_format.cli import SETTINGS, VERSION, escape, reports_errors, say, standard_output
 from elsa_train._errors import TrainError
+from elsa_train._levels import parse_levels
 from elsa_train._recipe import CHOICES, FIELDS, MOST, Recipe, read_recipe, recipe_names
-from elsa_train.data import NAMES
+from elsa_train.data import NAMES, READY
 
 NEEDED = ("jax", "flax", "optax", "orbax", "sklearn", "PIL")
 """What the extra `train` brings."""
@@ -46,8 +47,8 @@ class _Recipes(click.Group):
 def train() -> None:
     """Train sparse networks nested in one dense checkpoint.
 
-    Each command but `recalibrate` is a recipe; the path of a .toml file is one too. Every value of
-    a recipe is an option: `elsa-train digits --help` lists them with their defaults.
+    Each command but `list` and `recalibrate` is a recipe; the path of a .toml file is one too.
+    Every value of a recipe is an option: `elsa-train digits --help` lists them with their defaults.
     """
 
 
@@ -112,7 +113,7 @@ def _run_options() -> list[click.Parameter]:
             former="--out",
             type=click.Path(),
             metavar="FOLDER",
-            help="folder of the run  [runs/RECIPE-SCOPE]",
+            help="folder of the run  [runs/RECIPE-SCOPE, with -joint for joint training]",
         ),
         click.Option(["--seed"], type=click.IntRange(0, MOST // 2), default=0, help="first seed"),
         click.Option(
@@ -128,6 +129,17 @@ def _run_options() -> list[click.Parameter]:
             default=False,
             help="also train references for as many epochs as ELSA had by that level",
         ),
+        click.Option(
+            ["--alone/--no-alone"],
+            default=False,
+            help="also train each level alone, from scratch, for as many steps as the whole run",
+        ),
+        click.Option(
+            ["--alone-levels"],
+            metavar="NAMES",
+            help="with --alone, only these, as 99%,75%,dense  [all]",
+            show_default=False,
+        ),
         click.Option(["--checkpoint-every"], type=click.IntRange(1), default=500, help="in steps"),
         _Renamed(
             ["-f", "--force", "restart"],
@@ -139,7 +151,7 @@ def _run_options() -> list[click.Parameter]:
             ["--plot"],
             type=click.Choice(["none", "png", "svg"]),
             default="png",
-            help="accuracy over sparsity",
+            help="accuracy (of text: loss) over sparsity, and learning curves",
         ),
         click.Option(["--coordinator"], help="host:port of process 0, for runs over several hosts"),
         click.Option(["--processes"], type=click.IntRange(1), default=1, help="how many in all"),
@@ -164,7 +176,7 @@ def _recipe_options(recipe: Recipe) -> list[click.Parameter]:
             kind = click.Choice(CHOICES[key])
         elif key == "dataset":
             kind = _DatasetType()
-        elif key == "data_dir":
+        elif key in ("data_dir", "text"):
             kind = click.Path()
         # Not a default of the option: a scope given beside it may bring its own.
         text = f"{field.metadata['help']}  [{value}]"
@@ -201,6 +213,8 @@ def _train(
     seeds: int,
     reference: bool,
     equal_epochs: bool,
+    alone: bool,
+    alone_levels: str | None,
     checkpoint_every: int,
     restart: bool,
     plot: str,
@@ -214,12 +228,14 @@ def _train(
     given = {key: value for key, value in values.items() if value is not None}
     recipe = read_recipe(name, given)
     stem = Path(name).stem
-    folder = Path(out or f"runs/{stem}-{recipe.scope}")
+    title = f"{stem}, {recipe.scope}" + (", joint" if recipe.method == "joint" else "")
+    folder = Path(out or f"runs/{title.replace(', ', '-')}")
     try:
         str(folder.absolute()).encode()
     except UnicodeEncodeError:
         raise click.UsageError(f"--output: {str(folder)!r} is not UTF-8.") from None
     _check_hosts(coordinator, processes, process)
+    only = _alone_levels(recipe, alone, alone_levels)
     with _using_jax():
         import jax
 
@@ -227,9 +243,10 @@ def _train(
             jax.distributed.initialize(coordinator, processes, process)
         first = jax.process_index() == 0
 
-        from elsa_train import _report
+        from elsa_train import _plots, _report
         from elsa_train._files import replacing
-        from elsa_train._run import Output, run_seed
+        from elsa_train._folder import Output
+        from elsa_train._run import run_seed
 
         # What orbax cannot write it also logs, with tracebacks of its threads.
         logging.getLogger("absl").setLevel(logging.CRITICAL)
@@ -237,6 +254,8 @@ def _train(
             number: Output(folder / f"seed-{number}", checkpoint_every)
             for number in range(seed, seed + seeds)
         }
+        wanted = {"reference": reference, "equal_epochs": equal_epochs, "alone": alone}
+        columns = [column for column, is_wanted in wanted.items() if is_wanted]
         found = []
         for number, output in outputs.items():
             reporter = _report.Reporter(
@@ -250,25 +269,30 @@ def _train(
                         output,
                         reporter,
                         restart=restart,
-                        reference=reference,
-                        equal_epochs=equal_epochs,
+                        columns=columns,
+                        only=only,
                     )
                 )
             finally:
                 reporter.close()
         if not first:
             return
-        text = _report.table(found)
+        text = _report.table(found, recipe.measure)
         with replacing(folder / "table.md") as temporary:
             temporary.write_text(text, "utf-8")
         if plot != "none":
             try:
-                _report.plot(found, folder / f"accuracy.{plot}", f"{stem}, {recipe.scope}")
+                path = folder / f"{recipe.measure.metric}.{plot}"
+                _plots.plot(found, path, title, recipe.measure)
+                for output in outputs.values():
+                    curves = output.folder / f"curves.{plot}"
+                    _plots.plot_curves(output.metrics, curves, title)
             except ModuleNotFoundError as error:
-                say(
-                    f"no plot: {error.name} is not installed; pip install 'elsa-format[plot]'",
-                    err=True,
-                )
+                if not quiet:
+                    say(
+                        f"no plot: {error.name} is not installed; pip install 'elsa-format[plot]'",
+                        err=True,
+                    )
     if as_json:
         runs = [
             {"seed": number, "model": str(output.model), "levels": [asdict(row) for row in rows]}
@@ -281,6 +305,19 @@ def _train(
             say(f"wrote {output.model}", err=True)
 
 
+def _alone_levels(recipe: Recipe, alone: bool, given: str | None) -> list[str] | None:
+    if given is None:
+        return None
+    if not alone:
+        raise click.UsageError("--alone-levels goes with --alone.")
+    known = [*(level.name for level in parse_levels(recipe.levels)), "dense"]
+    wanted = [name.strip() for name in given.split(",")]
+    for name in wanted:
+        if name not in known:
+            raise click.UsageError(f"--alone-levels: {name!r} is not one of {', '.join(known)}.")
+    return wanted
+
+
 def _check_hosts(coordinator: str | None, processes: int, process: int) -> None:
     if coordinator is None and (processes, process) != (1, 0):
         raise click.UsageError("--processes and --process go with --coordinator.")
@@ -288,6 +325,21 @@ def _check_hosts(coordinator: str | None, processes: int, process: int) -> None:
         raise click.UsageError(f"--coordinator: {coordinator!r} is not host:port.")
     if process >= processes:
         raise click.UsageError(f"--process {process} is not one of {processes}: they count from 0.")
+
+
+@train.command("list", context_settings=SETTINGS)
+@click.option("--json", "as_json", is_flag=True, help="print the recipes as JSON")
+def list_recipes(as_json: bool) -> None:
+    """List the recipes: what each trains, on which data, to which levels."""
+    recipes = {name: read_recipe(name) for name in recipe_names()}
+    if as_json:
+        say(json.dumps({name: asdict(recipe) for name, recipe in recipes.items()}, indent=2))
+        return
+    wide = max(map(len, recipes))
+    for name, recipe in recipes.items():
+        data = "" if recipe.dataset in READY else "; needs --data-dir"
+        say(f"{name:<{wide}}  {escape(recipe.summary)}{data}")
+        say(f"{'':<{wide}}  {recipe.scope}: levels {recipe.levels}")
 
 
 @train.command(context_settings={**SETTINGS, "show_default": True})

@@ -9,6 +9,7 @@ TrainError(ElsaError)      anything else that stops it (1)
 ├── UnknownModel           an ELSA file that does not say which bundled model it holds (3)
 ├── InvalidRun             a file in a run's folder that no run has written (3)
 ├── NonFiniteLoss          the loss or a weight became Inf or NaN (1)
+├── MissedBudget           a level has not the number of weights it was to have (1)
 ├── FrozenWeightChanged    a routine changed a weight that it was told is frozen (1)
 ├── NotReproduced          the written file does not give back a level as it was frozen (1)
 └── Interrupted            SIGTERM: the state is saved, the same command resumes (143)
@@ -67,6 +68,10 @@ class InvalidRun(TrainError):
 
 class NonFiniteLoss(TrainError):
     """The loss or a weight became Inf or NaN."""
+
+
+class MissedBudget(TrainError):
+    """A level has not the number of weights it was to have."""
 
 
 class FrozenWeightChanged(TrainError):

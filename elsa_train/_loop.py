@@ -1,9 +1,8 @@
 """The training loop of a phase: batches, masked steps, evaluation, data parallel over devices."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,84 +13,26 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from elsa_train import _method
 from elsa_train._errors import BadRecipe, NonFiniteLoss
+from elsa_train._joint import Joint, masked
 from elsa_train._multilevel import Network
+from elsa_train._plan import Carry, Phase, Plan
 from elsa_train._recipe import Recipe
 from elsa_train._sparsify import apply_mask, keep_all
-from elsa_train.data.augment import augmentation, normalize
+from elsa_train._statistics import total_statistics
+from elsa_train._task import task_of
+from elsa_train._tree import flatten, unflatten
+from elsa_train._window import Watch, Window
 from elsa_train.data.prefetch import Prefetch
 from elsa_train.data.protocol import Data, Split, take_batch
 from elsa_train.models import build
 
 PyTree = Any
-CHECK_EVERY, QUEUED = 20, 2
+STATISTICS, MOST_BATCHES = 5000, 50
+REVIVED = 2**32 - 1
+"""Folded into a phase's key where no step is: the weights drawn anew."""
 
 
-class Carry(NamedTuple):
-    """What a step changes."""
-
-    params: PyTree
-    state: PyTree
-    optimizer: PyTree
-
-
-class Phase(NamedTuple):
-    """A phase in progress: all that a resumed run needs of it."""
-
-    step: int
-    carry: Carry
-    kept: PyTree
-
-
-class MaskRule(Protocol):
-    """What decides the mask of a sparsify phase."""
-
-    @property
-    def needs_gradients(self) -> bool:
-        """Tell whether `mask` looks at the gradients."""
-        ...
-
-    def updates_at(self, step: int) -> bool:
-        """Tell whether the mask changes before this step."""
-        ...
-
-    def mask(self, params: PyTree, grads: PyTree, n: PyTree, step: int) -> PyTree:
-        """Return what to keep from this step on."""
-        ...
-
-
-@dataclass(frozen=True)
-class Plan:
-    """One phase: its number in the run (which decides its random numbers), length and rate."""
-
-    number: int
-    name: str
-    steps: int
-    peak: float
-    warmup: int
-    rule: MaskRule | None = None
-
-    def rate(self, step: int) -> float:
-        """Return the learning rate: linear warmup, then half a cosine."""
-        if step < self.warmup:
-            return self.peak * (step + 1) / self.warmup
-        done = (step - self.warmup) / max(1, self.steps - self.warmup)
-        return self.peak * 0.5 * (1 + float(np.cos(np.pi * done)))
-
-
-class Report(NamedTuple):
-    """What a phase tells while it runs."""
-
-    phase: str
-    step: int
-    steps: int
-    loss: float
-    accuracy: float
-    sparsity: float
-    advanced: int
-    images: int
-
-
-Watch = Callable[[Report], None]
+Part = Literal["train", "validation", "test"]
 OnStep = Callable[[Plan, Phase], None]
 
 
@@ -115,6 +56,7 @@ class Trainer:
     def __init__(self, recipe: Recipe, data: Data, seed: int) -> None:
         """Place the mesh; nothing is compiled before it is used."""
         self.recipe, self.data, self.seed = recipe, data, seed
+        self.task = task_of(recipe, data)
         self.model: nn.Module = build(
             recipe.model,
             num_classes=data.num_classes,
@@ -131,12 +73,23 @@ class Trainer:
                 f"batch_size: {recipe.batch_size} is not divisible by {self.mesh.size} devices"
             )
         if self.size("train") < recipe.batch_size:
-            raise BadRecipe(f"batch_size: {recipe.batch_size} exceeds {self.size('train')} images")
+            raise BadRecipe(
+                f"batch_size: {recipe.batch_size} exceeds the {self.size('train')} there are"
+            )
 
-    def size(self, split: Split) -> int:
+    def size(self, part: Part) -> int:
         """Return how many images are used."""
-        limit = self.recipe.train_images if split == "train" else self.recipe.test_images
-        return min(limit or self.data.size(split), self.data.size(split))
+        return len(self._indices[part])
+
+    @cached_property
+    def _indices(self) -> dict[Part, np.ndarray]:
+        """Return which examples each part has: what is held out is never trained on."""
+        recipe, data = self.recipe, self.data
+        test = min(recipe.test_images or data.size("test"), data.size("test"))
+        total = min(recipe.train_images or data.size("train"), data.size("train"))
+        held = self.task.held_out(total, recipe.validation)
+        train = np.setdiff1d(np.arange(total), held)
+        return {"train": train, "validation": held, "test": np.arange(test)}
 
     @property
     def steps_per_epoch(self) -> int:
@@ -152,30 +105,32 @@ class Trainer:
         except Exception as error:
             first, *_ = str(error).splitlines() or [""]
             raise BadRecipe(
-                f"model {self.recipe.model!r} can't take images of {self.data.shape()}: {first}"
+                f"model {self.recipe.model!r} can't take {self.task.unit} of "
+                f"{self.data.shape()}: {first}"
             ) from None
+
+    @cached_property
+    def draw(self) -> Callable[[jax.Array], Network]:
+        """Compile what draws initial weights."""
+
+        def draw(key: jax.Array) -> Network:
+            variables = self.model.init(key, self.task.example(), train=False)
+            return Network(variables["params"], variables.get("batch_stats", {}))
+
+        return jax.jit(draw, out_shardings=self.shared)
 
     def init(self) -> Network:
         """Draw the initial weights."""
-
-        def initialize(key: jax.Array) -> Network:
-            images = jnp.zeros((1, *self.data.shape()))
-            variables = self.model.init(key, images, train=False)
-            return Network(variables["params"], variables.get("batch_stats", {}))
-
-        network: Network = jax.jit(initialize, out_shardings=self.shared)(jax.random.key(self.seed))
-        return network
+        return self.draw(jax.random.key(self.seed))
 
     def loss(
         self, params: PyTree, state: PyTree, images: jax.Array, labels: jax.Array, key: jax.Array
     ) -> tuple[jax.Array, tuple[PyTree, jax.Array]]:
         """Return the smoothed cross-entropy, the new statistics and how many are right."""
         augment, dropout = jax.random.split(key)
-        images = normalize(images, self.data.mean, self.data.std)
-        images = augmentation(self.recipe.augment)(augment, images)
         logits, changed = self.model.apply(
             {"params": params, "batch_stats": state},
-            images,
+            self.task.training_inputs(augment, images),
             train=True,
             mutable=["batch_stats"],
             rngs={"dropout": dropout},
@@ -205,6 +160,26 @@ class Trainer:
         return jax.jit(step, donate_argnums=0, out_shardings=self.shared)
 
     @cached_property
+    def joint_step(self) -> Callable[..., tuple[Carry, tuple[jax.Array, jax.Array]]]:
+        """Compile one step of joint training: the loss of level t moves all weights."""
+
+        def step(
+            carry: Carry, t: jax.Array, n: PyTree, batch: Any, key: jax.Array, rate: jax.Array
+        ) -> tuple[Carry, tuple[jax.Array, jax.Array]]:
+            def loss(params: PyTree, *rest: Any) -> Any:
+                return self.loss(masked(params, n, t), *rest)
+
+            (value, (state, right)), grads = jax.value_and_grad(loss, has_aux=True)(
+                carry.params, carry.state, *batch, key
+            )
+            updates, optimizer = self.optimizer.update(grads, carry.optimizer, carry.params)
+            updates = jax.tree.map(lambda u: rate * u, updates)
+            params = optax.apply_updates(carry.params, updates)
+            return Carry(params, state, optimizer), (value, right)
+
+        return jax.jit(step, donate_argnums=0, out_shardings=self.shared)
+
+    @cached_property
     def gradients(self) -> Callable[..., PyTree]:
         """Compile the gradient alone, for scores that look at it."""
 
@@ -216,9 +191,8 @@ class Trainer:
     @cached_property
     def _evaluate(self) -> Callable[..., tuple[jax.Array, jax.Array]]:
         def evaluate(network: Network, images: jax.Array, labels: jax.Array) -> Any:
-            images = normalize(images, self.data.mean, self.data.std)
             variables = {"params": network.params, "batch_stats": network.state}
-            logits: Any = self.model.apply(variables, images, train=False)
+            logits: Any = self.model.apply(variables, self.task.inputs(images), train=False)
             used = labels >= 0
             loss = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.maximum(labels, 0))
             right = used & (jnp.argmax(logits, -1) == labels)
@@ -226,15 +200,17 @@ class Trainer:
 
         return jax.jit(evaluate, out_shardings=self.shared)
 
-    def evaluate(self, network: Network) -> dict[str, float]:
-        """Measure accuracy and loss on the test images."""
-        total, size = self.size("test"), self.recipe.batch_size
+    def evaluate(self, network: Network, part: Part = "test") -> dict[str, float]:
+        """Measure the network on the test images, or text, or on what is held out of training."""
+        total, size = self.size(part), self.recipe.batch_size
+        split: Split = "test" if part == "test" else "train"
         sums = []
         for first in range(0, total, size):
-            indices = np.arange(first, min(first + size, total))
-            sums.append(self._evaluate(network, *self._batch("test", indices, 0, size)))
-        right = sum(int(r) for r, _ in sums)
-        return {"accuracy": right / total, "loss": sum(float(s) for _, s in sums) / total}
+            indices = self._indices[part][first : first + size]
+            sums.append(self._evaluate(network, *self._batch(split, indices, 0, size)))
+        right, loss = sum(int(r) for r, _ in sums), sum(float(s) for _, s in sums)
+        labels = total * self.task.labels
+        return self.task.metrics(right / labels, loss / labels)
 
     def _batch(self, split: Split, indices: np.ndarray, seed: int, size: int) -> Any:
         """Load this process's share of a batch, padded with label -1, onto its devices."""
@@ -246,7 +222,8 @@ class Trainer:
         images, labels = images[: len(mine)], labels[: len(mine)]
         if missing := share - len(mine):
             images = np.concatenate([images, np.zeros((missing, *images.shape[1:]), images.dtype)])
-            labels = np.concatenate([labels, np.full(missing, -1, labels.dtype)])
+            padding = np.full((missing, *labels.shape[1:]), -1, labels.dtype)
+            labels = np.concatenate([labels, padding])
         place = partial(jax.make_array_from_process_local_data, self.split)
         return place(images), place(labels)
 
@@ -258,9 +235,41 @@ class Trainer:
             epoch, place = divmod(step, per_epoch)
             if epoch != known:
                 rng = np.random.default_rng([self.seed, plan.number, epoch])
-                order, known = rng.permutation(self.size("train")), epoch
+                order, known = rng.permutation(self._indices["train"]), epoch
                 seed = int(rng.integers(2**31))
             yield self._batch("train", order[place * size : (place + 1) * size], seed, size)
+
+    def statistics(self, params: PyTree) -> PyTree:
+        """Return the batch-norm statistics of these weights, over training images as trained on."""
+        if not jax.tree.leaves(self.like.state):
+            return self.like.state
+        key = jax.random.fold_in(jax.random.key(self.seed), STATISTICS)
+        plan = Plan(STATISTICS, "statistics", min(self.steps_per_epoch, MOST_BATCHES), 0.0, 0)
+        seen = [
+            jax.tree.map(np.asarray, self._seen(params, images, jax.random.fold_in(key, step)))
+            for step, (images, _) in enumerate(self._batches(plan, 0))
+        ]
+        found = total_statistics([flatten(state) for state in seen])
+        return self.replicate(unflatten(self.like.state, found))
+
+    @cached_property
+    def _seen(self) -> Callable[..., PyTree]:
+        # Momentum 0: a forward pass in training mode leaves exactly the batch's own statistics.
+        model = self.model.clone(momentum=0.0)
+
+        def seen(params: PyTree, images: jax.Array, key: jax.Array) -> PyTree:
+            augment, dropout = jax.random.split(key)
+            inputs = self.task.training_inputs(augment, images)
+            state = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), self.like.state)
+            return model.apply(
+                {"params": params, "batch_stats": state},
+                inputs,
+                train=True,
+                mutable=["batch_stats"],
+                rngs={"dropout": dropout},
+            )[1]["batch_stats"]
+
+        return jax.jit(seen, out_shardings=self.shared)
 
     def start(self, network: Network) -> Phase:
         """Begin a phase with a fresh optimizer."""
@@ -269,70 +278,64 @@ class Trainer:
         optimizer = jax.jit(self.optimizer.init, out_shardings=self.shared)(params)
         return Phase(0, Carry(params, state, optimizer), self.replicate(keep_all(params)))
 
+    def start_jointly(self, plan: Plan, network: Network) -> Phase:
+        """Begin joint training: every level has every weight."""
+        assert isinstance(plan.rule, Joint)
+        return self.start(network)._replace(kept=self.replicate(plan.rule.start(network.params)))
+
     def replicate(self, tree: PyTree) -> PyTree:
         """Put a tree on every device."""
         return jax.jit(lambda x: x, out_shardings=self.shared)(tree)
 
-    def run(self, plan: Plan, phase: Phase, n: PyTree, watch: Watch, on_step: OnStep) -> Network:
+    def run(self, plan: Plan, phase: Phase, n: PyTree, watch: Watch, on_step: OnStep) -> Phase:
         """Train through a phase; frozen weights keep their bits, masked ones are zero."""
         key = jax.random.fold_in(jax.random.key(self.seed), plan.number)
         batches = Prefetch(self._batches(plan, phase.step))
         carry, kept = phase.carry, phase.kept
-        pending: list[tuple[jax.Array, jax.Array]] = []
+        rule, revives_at = plan.rule, plan.revives_at
+        window = Window(plan, self.recipe.batch_size * self.task.labels, self.task.unit, watch)
         sparsity = _sparsity(kept)
         try:
             for step, batch in enumerate(batches, phase.step):
                 here = jax.random.fold_in(key, step)
-                if plan.rule and plan.rule.updates_at(step):
-                    grads = None
-                    if plan.rule.needs_gradients:
-                        grads = self.gradients(carry.params, carry.state, batch, here)
-                    kept = plan.rule.mask(carry.params, grads, n, step)
-                    carry = carry._replace(params=_apply_mask(carry.params, kept))
+                if step == revives_at:
+                    fresh = self.draw(jax.random.fold_in(key, REVIVED)).params
+                    carry = carry._replace(params=_revive(carry.params, fresh, n))
+                if rule and rule.updates_at(step):
+                    if isinstance(rule, Joint):
+                        kept = rule.rank(carry.params, step)
+                    else:
+                        grads = None
+                        if rule.needs_gradients:
+                            grads = self.gradients(carry.params, carry.state, batch, here)
+                        kept = rule.mask(carry.params, grads, n, step)
+                        carry = carry._replace(params=_apply_mask(carry.params, kept))
                     sparsity = _sparsity(kept)
                 rate = jnp.float32(plan.rate(step))
-                carry, (loss, right) = self.step(carry, n, kept, batch, here, rate)
-                pending.append((loss, right))
-                last = step + 1 == plan.steps
-                if len(pending) >= CHECK_EVERY + QUEUED or last:
-                    # The newest steps are not waited for: the device always has work queued.
-                    ready, pending = (
-                        (pending, []) if last else (pending[:-QUEUED], pending[-QUEUED:])
-                    )
-                    losses = [float(loss) for loss, _ in ready]
-                    if not np.all(np.isfinite(losses)):
-                        raise NonFiniteLoss(
-                            f"{plan.name}: the loss is {losses[-1]} at step {step + 1}"
-                        )
-                    advanced = len(ready)
-                    images = advanced * self.recipe.batch_size
-                    accuracy = sum(int(right) for _, right in ready) / images
-                    watch(
-                        Report(
-                            plan.name,
-                            step + 1,
-                            plan.steps,
-                            float(np.mean(losses)),
-                            accuracy,
-                            float(sparsity),
-                            advanced,
-                            images,
-                        )
-                    )
+                level = None
+                if isinstance(rule, Joint):
+                    level = rule.draw(step, (self.seed, plan.number))
+                    t = jnp.uint8(level)
+                    carry, measured = self.joint_step(carry, t, kept, batch, here, rate)
+                else:
+                    carry, measured = self.step(carry, n, kept, batch, here, rate)
+                window.add(step, level, *measured, sparsity)
                 on_step(plan, Phase(step + 1, carry, kept))
         finally:
             batches.close()
         if not _method.all_finite((carry.params, carry.state)):
             raise NonFiniteLoss(f"{plan.name}: weights or statistics are not finite at its end")
-        return Network(carry.params, carry.state)
+        return Phase(plan.steps, carry, kept)
 
 
 _apply_mask = jax.jit(apply_mask)
+_revive = jax.jit(_method.revive)
 
 
 @jax.jit
 def _sparsity(kept: PyTree) -> jax.Array:
     leaves = jax.tree.leaves(kept)
     total = sum(leaf.size for leaf in leaves)
-    zeros = sum(jnp.sum(~leaf, dtype=jnp.uint32) for leaf in leaves)
+    # Of masks, and of counters: the sparsest level has what is 1.
+    zeros = sum(jnp.sum(leaf != 1, dtype=jnp.float32) for leaf in leaves)
     return jnp.asarray(zeros / total)

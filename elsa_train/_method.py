@@ -14,6 +14,9 @@ import numpy as np
 import optax
 from jax import lax
 
+from elsa_train import _wide
+from elsa_train._wide import Wide
+
 PyTree = Any
 Rounding = Literal["nearest", "overwrite"]
 UNSIGNED = {2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}
@@ -46,12 +49,12 @@ def same_bits(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def counters(params: PyTree) -> PyTree:
-    """N(0): nothing is frozen yet.
+    """N(0): nothing is frozen yet. Counters lie where their weights do.
 
     >>> counters({"kernel": jnp.array([0.5, -2.0])})["kernel"].tolist()
     [0, 0]
     """
-    return jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.uint8), params)
+    return jax.tree.map(lambda p: jnp.zeros_like(p, jnp.uint8), params)
 
 
 def learnable(n: PyTree) -> PyTree:
@@ -152,6 +155,23 @@ def sparse(params: PyTree, n: PyTree, t: int | jax.Array) -> PyTree:
     return jax.tree.map(lambda p, n: jnp.where((n > 0) & (n <= t), p, jnp.zeros_like(p)), params, n)
 
 
+def revive(params: PyTree, fresh: PyTree, n: PyTree) -> PyTree:
+    """Draw learnable weights that are exactly zero anew, from another initial network.
+
+    Behind a channel that is silent for good, with nothing kept and a frozen negative bias, no
+    gradient would ever move them.
+
+    >>> params, n = {"kernel": jnp.array([0.0, -2.0, 0.0])}, {"kernel": jnp.array([0, 0, 1])}
+    >>> revive(params, {"kernel": jnp.array([5.0, 6.0, 7.0])}, n)["kernel"].tolist()
+    [5.0, -2.0, 0.0]
+    """
+
+    def leaf(p: jax.Array, new: jax.Array, n: jax.Array) -> jax.Array:
+        return jnp.where((n == 0) & ~is_nonzero(p), new, p)
+
+    return jax.tree.map(leaf, params, fresh, n)
+
+
 def apply_updates(params: PyTree, updates: PyTree, n: PyTree) -> PyTree:
     """Add updates to learnable weights; frozen ones are selected, not computed.
 
@@ -206,9 +226,9 @@ def frozen_unchanged(before: PyTree, after: PyTree, n: PyTree) -> jax.Array:
 
 
 @jax.jit
-def count_nonzero(params: PyTree) -> PyTree:
+def count_nonzero(params: PyTree) -> list[Wide]:
     """Count the non-zero weights of each leaf."""
-    return jax.tree.map(lambda p: jnp.sum(is_nonzero(p), dtype=jnp.uint32), params)
+    return [_wide.count(is_nonzero(p)) for p in jax.tree.leaves(params)]
 
 
 @jax.jit

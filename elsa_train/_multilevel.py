@@ -1,23 +1,22 @@
-"""Multi-level ELSA (Algorithm 2), and its result as an ELSA file."""
+"""Multi-level ELSA (Algorithm 2)."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
-from numpy.typing import NDArray
 
-import elsa_format
-from elsa_format import level_digest
+from elsa_format.plugins import TensorInfo, digest_of_lines, of_array, tensor_line
 from elsa_train import _method
-from elsa_train._errors import FrozenWeightChanged, NotReproduced, TrainError
+from elsa_train._errors import FrozenWeightChanged, TrainError
+from elsa_train._hosts import Hosts
 from elsa_train._levels import Level, check_levels
 from elsa_train._method import Rounding
 from elsa_train._tree import flatten, size
+from elsa_train._wide import whole
 
 PyTree = Any
 Metrics = Mapping[str, float]
@@ -133,7 +132,8 @@ def multi_level(
     """Train levels of falling sparsity inside one network (Algorithm 2).
 
     Memory does not grow with the number of levels but for their statistics. `progress` resumes
-    from what `on_progress` was given after a routine.
+    from what `on_progress` was given after a routine. Parameters may have any sharding, over one
+    process or several, which then all call this; what they can't share is refused first.
 
     >>> def sparsify(network, counters, level):  # a real one trains; frozen weights stay
     ...     kernel, n = network.params["kernel"], counters["kernel"]
@@ -144,8 +144,13 @@ def multi_level(
     >>> result.counters["kernel"].tolist(), result.bits
     ([1, 2, 2, 2, 2, 0, 0, 0, 0, 0], 2)
     """
-    stored = np.dtype(dtype or jax.tree.leaves(network.params)[0].dtype)
+    own = _check_params(network.params)
+    stored = np.dtype(dtype or own)
     bits = check_levels(levels, bits=bits, dtype=stored.name)
+    if clash := flatten(network.params).keys() & flatten(network.state).keys():
+        raise TrainError(f"{min(clash)!r} names both a parameter and a statistic")
+    hosts = Hosts(network)
+    hosts.check(network)
     freeze = jax.jit(partial(_method.freeze, bits=bits, dtype=stored, rounding=rounding))
     finish = jax.jit(partial(_method.finish, bits=bits, dtype=stored, rounding=rounding))
     now = progress or Progress(0, network, _method.counters(network.params))
@@ -168,7 +173,23 @@ def multi_level(
             on_progress(now)
 
     theta = Network(finish(now.network.params, now.counters), now.network.state)
-    return Result(theta, now.counters, now.frozen, bits, stored, dict(evaluate(theta)))
+    metrics = _measure(theta, evaluate, hosts)
+    return Result(theta, now.counters, now.frozen, bits, stored, metrics)
+
+
+def _check_params(params: PyTree) -> Any:
+    """Refuse what is no float array, such as the random keys of a whole nnx model; give a type."""
+    leaves = flatten(params)
+    for name, leaf in leaves.items():
+        found = getattr(leaf, "dtype", None)
+        if found is None or not jax.numpy.issubdtype(found, jax.numpy.floating):
+            raise TrainError(
+                f"parameter {name!r} is {found or type(leaf).__name__}, expected an array of "
+                "floats; an nnx model is split into nnx.Param, nnx.BatchStat and the rest"
+            )
+    if not leaves:
+        raise TrainError("the network has no parameters")
+    return next(iter(leaves.values())).dtype
 
 
 def _check_frozen(before: Progress, after: Network, routine: str) -> None:
@@ -177,87 +198,40 @@ def _check_frozen(before: Progress, after: Network, routine: str) -> None:
 
 
 def _record(network: Network, level: Level, stored: Any, evaluate: Evaluate) -> FrozenLevel:
-    nonzero = sum(int(n) for n in jax.tree.leaves(_method.count_nonzero(network.params)))
+    hosts = Hosts(network)
+    nonzero = sum(map(whole, _method.count_nonzero(network.params)))
     return FrozenLevel(
         level=level,
         nonzero=nonzero,
         sparsity=1 - nonzero / size(network.params),
-        metrics=dict(evaluate(network)),
-        digest=level_digest(host_tensors(network, stored), flatten(network.params)),
-        state=jax.tree.map(np.asarray, network.state),
+        metrics=_measure(network, evaluate, hosts),
+        digest=_digest(network, stored, hosts),
+        state=jax.tree.map(hosts.everywhere, network.state),
     )
 
 
-def host_tensors(network: Network, dtype: Any = None) -> dict[str, NDArray[Any]]:
-    """Return the tensors of a network by name, the parameters in their stored type."""
-    params = {
-        name: np.ascontiguousarray(np.asarray(p), dtype=dtype or p.dtype).reshape(p.shape)
-        for name, p in flatten(network.params).items()
-    }
-    state = {name: np.asarray(s) for name, s in flatten(network.state).items()}
-    if clash := params.keys() & state.keys():
-        raise TrainError(f"{min(clash)!r} names both a parameter and a statistic")
-    return params | state
+def _measure(network: Network, evaluate: Evaluate, hosts: Hosts) -> dict[str, float]:
+    """Measure a network; what all remember is what the first process found."""
+    found = {name: float(value) for name, value in evaluate(network).items()}
+    first: dict[str, float] = json.loads(hosts.exchange(json.dumps(found).encode())[0])
+    return first
 
 
-def write_file(
-    path: str | Path,
-    result: Result,
-    *,
-    settings: Mapping[str, Any] | None = None,
-    force: bool = False,
-) -> None:
-    """Write the ELSA file and check that it gives back each level as it was frozen, bit by bit.
-
-    >>> def keep_one(network, counters, level):
-    ...     return Network({"kernel": network.params["kernel"].at[1:].set(0)})
-    >>> network = Network({"kernel": jax.numpy.ones(4)})
-    >>> write_file("one.safetensors", multi_level(network, [Level("75%", 0.75)], keep_one))
-    >>> elsa_format.open("one.safetensors").sparsity(1)
-    0.75
-    """
-    tensors = host_tensors(result.network, result.dtype)
-    per_level = {
-        name: [np.asarray(flatten(frozen.state)[name]) for frozen in result.levels]
-        for name in flatten(result.network.state)
-    }
-    elsa_format.write(
-        path,
-        tensors,
-        bits=result.bits,
-        levels=[_spec(frozen) for frozen in result.levels],
-        nested=list(flatten(result.network.params)),
-        per_level=per_level,
-        dense_metrics=result.metrics,
-        metadata={} if settings is None else {"elsa_train": json.dumps(settings, sort_keys=True)},
-        force=force,
-    )
-    check_file(path, result)
-
-
-def _spec(frozen: FrozenLevel) -> elsa_format.LevelSpec:
-    level = frozen.level
-    return elsa_format.LevelSpec(
-        level.name,
-        target=level.target,
-        pattern=str(level.pattern) if level.pattern else None,
-        metrics=frozen.metrics,
-    )
-
-
-def check_file(path: str | Path, result: Result) -> None:
-    """Compare each level of the file, and the dense network, with what was trained."""
-    elsa_format.verify(path)
-    nested = list(flatten(result.network.params))
-    with elsa_format.open(path) as file:
-        for t, frozen in enumerate(result.levels, 1):
-            found = {level_digest(file.load(t), nested), file.levels[t - 1].digest}
-            if found != {frozen.digest} or file.levels[t - 1].nonzero != frozen.nonzero:
-                raise NotReproduced(f"{path}: level {t} ({frozen.level.name}) is not as it froze")
-        stored = file.load("dense")
-    trained = host_tensors(result.network, result.dtype)
-    if any(stored[name].tobytes() != trained[name].tobytes() for name in trained):
-        raise NotReproduced(f"{path}: the dense network is not the trained one")
+def _digest(network: Network, stored: Any, hosts: Hosts) -> str:
+    """Digest a level of which everything is non-zero that it keeps; each tensor by its owner."""
+    tensors = {name: (p, stored) for name, p in flatten(network.params).items()}
+    nested = set(tensors)
+    tensors |= {name: (s, np.dtype(s.dtype)) for name, s in flatten(network.state).items()}
+    owners = hosts.owners({name: array.nbytes for name, (array, _) in tensors.items()})
+    lines = {}
+    for name, (array, dtype) in tensors.items():
+        info = TensorInfo(name, of_array(dtype), array.shape)
+        line = tensor_line(info, hosts.blocks(array, owners[name], dtype), nested=name in nested)
+        if owners[name] == hosts.number:
+            lines[name] = line
+    for said in hosts.exchange(json.dumps(lines).encode()):
+        lines |= json.loads(said)
+    return digest_of_lines(lines)
 
 
 def without_state(frozen: FrozenLevel) -> FrozenLevel:

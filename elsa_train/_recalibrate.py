@@ -12,6 +12,7 @@ import numpy as np
 import elsa_format
 from elsa_train._errors import BadRecipe, TrainError, UnknownModel
 from elsa_train._recipe import Recipe
+from elsa_train._statistics import total_statistics
 from elsa_train._tree import flatten, unflatten
 from elsa_train.data.augment import normalize
 from elsa_train.data.protocol import Data, check_data, take_batch
@@ -140,16 +141,7 @@ def statistics(
         )
         for i in range(0, len(order) - size + 1, size)
     ]
-    result = {}
-    for name in batches[0]:
-        if name.endswith("/mean"):
-            base = name.removesuffix("mean")
-            means = np.stack([b[name] for b in batches]).astype(np.float64)
-            variances = np.stack([b[f"{base}var"] for b in batches]).astype(np.float64)
-            # Law of total variance over equally large batches.
-            result[name] = means.mean(0).astype(np.float32)
-            result[f"{base}var"] = (variances.mean(0) + means.var(0)).astype(np.float32)
-    return result
+    return total_statistics(batches)
 
 
 def _number(file: elsa_format.File, level: int | str) -> int | Literal["dense"]:

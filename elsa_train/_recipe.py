@@ -17,19 +17,22 @@ from typing import Any
 
 from elsa_train._errors import BadRecipe, InvalidRecipe, TrainError
 from elsa_train._levels import check_levels, parse_levels
+from elsa_train._measure import ACCURACY, LOSS, Measure
 from elsa_train.data import NAMES
 
 SCOPES = ("global", "uniform", "nm")
 CHOICES: dict[str, tuple[str, ...]] = {
     "augment": ("crop-flip", "flip", "none", "shift"),
-    "model": ("digits", "resnet50", "speedyresnet", "wideresnet"),
+    "model": ("digits", "gpt", "resnet50", "speedyresnet", "wideresnet"),
     "scope": SCOPES,
     "score": ("magnitude", "gradient", "saliency"),
+    "method": ("sequential", "joint"),
     "rounding": ("nearest", "overwrite"),
     "optimizer": ("sgd", "adam", "adamw"),
     "dtype": ("float32", "bfloat16"),
     "store_dtype": ("float32", "bfloat16", "float16"),
 }
+TEXT_MODELS = ("gpt",)
 LIMITS: dict[str, Callable[[Any, Any], bool]] = {
     "at_least": operator.ge,
     "above": operator.gt,
@@ -60,8 +63,9 @@ class Recipe:
     summary: str = _is("", "one line about the recipe")
     dataset: str = _is("digits", f"{', '.join(NAMES)}, or module:name of your own")
     data_dir: str = _is("", "where the data is")
+    text: str = _is("", "dataset text: the file to learn, or Python's own documentation")
     augment: str = _is("none", "what changes training images: crop-flip, flip, shift or none")
-    model: str = _is("digits", "digits, speedyresnet, wideresnet or resnet50")
+    model: str = _is("digits", "digits, speedyresnet, wideresnet, resnet50 or gpt")
     width: int = _is(0, "width of the model; 0 is the paper's", at_least=0, at_most=1 << 16)
     dropout: float = _is(0.0, "dropout rate", at_least=0, below=1)
     dtype: str = _is("float32", "type the network computes in")
@@ -74,6 +78,17 @@ class Recipe:
     bits: int = _is(0, "counter bits tau; 0 is as few as the levels need", at_least=0, at_most=8)
     rounding: str = _is("nearest", "how counters are written into the weights")
     score: str = _is("magnitude", "importance of a weight")
+    method: str = _is("sequential", "how levels are trained: sequential (the paper's) or joint")
+    joint_dense: float = _is(
+        0.25, "joint: part of the run before levels differ", at_least=0, at_most=1
+    )
+    joint_fixed: float = _is(
+        0.3, "joint: part of the run, at its end, in which levels stay", at_least=0, at_most=1
+    )
+    joint_every: int = _is(10, "joint: steps between rankings", at_least=1, at_most=MOST)
+    joint_shares: str = _is(
+        "", "joint: steps of each level and of the dense network in a round, as 3,2,2,1"
+    )
     updater: str = _is("", "a jaxpruner algorithm as sparsify routine, instead of `score`")
     prune_start: float = _is(
         0.0, "part of a sparsify phase before its pruning starts", at_least=0, at_most=1
@@ -99,7 +114,9 @@ class Recipe:
         at_least=0,
         at_most=MOST_EPOCHS,
     )
-    batch_size: int = _is(512, "images per step, over all devices", at_least=1, at_most=MOST)
+    batch_size: int = _is(
+        512, "images, or windows of text, per step, over all devices", at_least=1, at_most=MOST
+    )
     learning_rate: float = _is(
         0.2, "peak learning rate for a batch of 256; scales with the batch", above=0
     )
@@ -109,17 +126,34 @@ class Recipe:
     nesterov: bool = _is(True, "Nesterov acceleration of SGD")
     weight_decay: float = _is(0.0005, "weight decay", at_least=0)
     label_smoothing: float = _is(0.1, "label smoothing", at_least=0, at_most=1)
+    validation: float = _is(
+        0.02,
+        "part of the training images, or text, held out, to choose the final dense network by",
+        at_least=0,
+        below=1,
+    )
     train_images: int = _is(
-        0, "use only the first so many training images; 0 is all", at_least=0, at_most=MOST
+        0,
+        "use only the first so many training images, or windows; 0 is all",
+        at_least=0,
+        at_most=MOST,
     )
     test_images: int = _is(
-        0, "use only the first so many test images; 0 is all", at_least=0, at_most=MOST
+        0, "use only the first so many test images, or windows; 0 is all", at_least=0, at_most=MOST
     )
 
     def __post_init__(self) -> None:
         """Refuse values that no run could use."""
         for name, field in FIELDS.items():
             _check(name, self._typed(name, field), field)
+        if not re.fullmatch(r"([0-9]{1,4}(,[0-9]{1,4})*)?", self.joint_shares):
+            raise BadRecipe(
+                f"joint_shares: found {self.joint_shares!r}, expected whole numbers as 3,2,2,1"
+            )
+        if self.joint_dense + self.joint_fixed > 1:
+            raise BadRecipe("expected joint_dense + joint_fixed <= 1")
+        if self.method == "joint" and self.updater:
+            raise BadRecipe("updater: found one, which joint training can't use")
         if self.prune_start > self.prune_end:
             raise BadRecipe("expected prune_start <= prune_end")
         if self.dataset not in NAMES and not re.fullmatch(r"[\w.]+:[\w.]+", self.dataset):
@@ -127,12 +161,26 @@ class Recipe:
                 f"dataset: found {self.dataset!r}, expected one of {', '.join(NAMES)}, or "
                 "module:name of your own"
             )
+        if (self.dataset == "text") != (self.model in TEXT_MODELS):
+            raise BadRecipe(f"model {self.model!r} does not go with dataset {self.dataset!r}")
+        if self.text and self.dataset != "text":
+            raise BadRecipe(f"text: found {self.text!r}, which dataset {self.dataset!r} can't use")
         check_levels(
             parse_levels(self.levels),
             bits=self.bits or None,
             dtype=self.store_dtype,
             pattern_scope=self.scope == "nm",
         )
+
+    @property
+    def source(self) -> str:
+        """Return where the data is: a directory, or a file of text."""
+        return self.text if self.dataset == "text" else self.data_dir
+
+    @property
+    def measure(self) -> Measure:
+        """Return by which number a network is judged."""
+        return LOSS if self.dataset == "text" else ACCURACY
 
     def _typed(self, name: str, field: "dataclasses.Field[Any]") -> Any:
         """Return a value of its field's type; whole numbers may stand for others."""

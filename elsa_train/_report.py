@@ -1,4 +1,4 @@
-"""What a run tells: progress, JSON lines, the table of results and its plot."""
+"""What a run tells: progress, JSON lines and the table of results."""
 
 import json
 import math
@@ -9,14 +9,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from elsa_train._files import drop_cut_line, replacing
-from elsa_train._loop import Report
+from elsa_train._files import drop_cut_line
+from elsa_train._measure import ACCURACY, Measure, of_language
 from elsa_train._multilevel import FrozenLevel
+from elsa_train._window import Report
+
+COLUMNS = (
+    ("elsa", "tab:blue", "ELSA"),
+    ("reference", "tab:orange", "reference"),
+    ("equal_epochs", "tab:green", "reference, equal epochs"),
+    ("alone", "tab:red", "alone, equal steps"),
+)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the result table; accuracies from 0 to 1, None where not measured."""
+    """One line of the result table: accuracies from 0 to 1, or losses; None where not measured."""
 
     level: str
     sparsity: float
@@ -24,10 +32,11 @@ class Row:
     elsa: float
     reference: float | None = None
     equal_epochs: float | None = None
+    alone: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse what no run has measured: rows are read back from a run's folder."""
-        measured = [x for x in (self.reference, self.equal_epochs) if x is not None]
+        measured = [x for x in (self.reference, self.equal_epochs, self.alone) if x is not None]
         for number in (self.sparsity, self.nonzero, self.elsa, *measured):
             if type(number) not in (int, float) or not math.isfinite(number):
                 raise ValueError(f"found {number!r} among the measures of level {self.level}")
@@ -43,7 +52,7 @@ class Reporter:
         self._every = 1.0 if self._terminal else 10.0
         self._lines: IO[str] | None = None
         self._started = self._shown = time.monotonic()
-        self._total = self._done = self._skipped = self._images = 0
+        self._total = self._done = self._skipped = self._labels = 0
 
     def note(self, text: str) -> None:
         """Tell what the user should know before it starts."""
@@ -62,20 +71,21 @@ class Reporter:
     def watch(self, report: Report) -> None:
         """Take a phase's report."""
         now = time.monotonic()
-        self._images += report.images
+        self._labels += report.labels
         self._done += report.advanced
         elapsed = now - self._started
-        rate = self._images / max(elapsed, 1e-9)
+        rate = self._labels / max(elapsed, 1e-9)
         steps = self._done - self._skipped
-        left = elapsed / max(steps, 1) * max(self._total - self._done, 0)
-        self._write({**report._asdict(), "images_per_second": round(rate, 1)})
+        per_step = elapsed / max(steps, 1)
+        self._write({**report._asdict(), f"{report.unit}_per_second": round(rate, 1)})
         if now - self._shown < self._every and report.step < report.steps:
             return
         self._shown = now
         line = (
             f"{report.phase}: step {report.step}/{report.steps}  loss {report.loss:.4f}  "
             f"accuracy {report.accuracy:.2%}  sparsity {report.sparsity:.2%}  "
-            f"{rate:.0f} images/s  {clock(left)} left"
+            f"{rate:.0f} {report.unit}/s  {clock(per_step * (report.steps - report.step))} left, "
+            f"of the run {clock(per_step * max(self._total - self._done, 0))}"
         )
         if self._terminal:
             print(f"\r\x1b[K{line}", end="", file=self._stream, flush=True)
@@ -128,71 +138,27 @@ def mean_std(values: Sequence[float | None]) -> tuple[float, float] | None:
     return statistics.fmean(found), statistics.pstdev(found)
 
 
-def table(seeds: Sequence[Sequence[Row]]) -> str:
+def table(seeds: Sequence[Sequence[Row]], measure: Measure = ACCURACY) -> str:
     """Write the paper's table: a row per level, mean ± std over the seeds."""
-    heads = {"elsa": "ELSA", "reference": "reference", "equal_epochs": "reference, equal epochs"}
-    columns = [c for c in heads if any(getattr(row, c) is not None for row in seeds[0])]
+    labels = {column: f"{label}{measure.unit}" for column, _, label in COLUMNS}
+    columns = [c for c in labels if any(getattr(row, c) is not None for row in seeds[0])]
+    heads = [labels[c] for c in columns] + [f"ELSA, {m.replace('_', ' ')}" for m in measure.also]
     lines = [
-        "| level | actual sparsity | " + " | ".join(heads[c] for c in columns) + " |",
-        "| --- | --- | " + " | ".join("---" for _ in columns) + " |",
+        "| level | actual sparsity | " + " | ".join(heads) + " |",
+        "| --- | --- | " + " | ".join("---" for _ in heads) + " |",
     ]
     for rows in zip(*seeds, strict=True):
         sparsity = (
             "" if rows[0].level == "dense" else f"{statistics.fmean(r.sparsity for r in rows):.4%}"
         )
         cells = []
-        for column in columns:
-            found = mean_std([getattr(row, column) for row in rows])
-            cell = "" if found is None else f"{100 * found[0]:.2f}"
+        values = [[getattr(row, column) for row in rows] for column in columns]
+        values += [[of_language(row.elsa)[metric] for row in rows] for metric in measure.also]
+        for value in values:
+            found = mean_std(value)
+            cell = "" if found is None else measure.show(found[0])
             if found is not None and len(seeds) > 1:
-                cell += f" ± {100 * found[1]:.2f}"
+                cell += f" ± {measure.show(found[1])}"
             cells.append(cell)
         lines.append(f"| {rows[0].level} | {sparsity} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
-
-
-def plot(seeds: Sequence[Sequence[Row]], path: Path, title: str = "") -> None:
-    """Draw accuracy over sparsity (Figure 3): logarithmic in non-zero weights, std as a band."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    levels = list(zip(*[rows[:-1] for rows in seeds], strict=True))
-    figure, axes = pyplot.subplots(figsize=(6, 4))
-    x = [statistics.fmean(row.nonzero for row in rows) for rows in levels]
-    for column, colour, label in (
-        ("elsa", "tab:blue", "ELSA"),
-        ("reference", "tab:orange", "reference"),
-        ("equal_epochs", "tab:green", "reference, equal epochs"),
-    ):
-        found = [mean_std([getattr(row, column) for row in rows]) for rows in levels]
-        known = [pair for pair in found if pair is not None]
-        if len(known) < len(levels):
-            continue
-        mean = [100 * m for m, _ in known]
-        low = [100 * (m - s) for m, s in known]
-        high = [100 * (m + s) for m, s in known]
-        axes.plot(x, mean, "o-", color=colour, label=label, markersize=4)
-        axes.fill_between(x, low, high, color=colour, alpha=0.2)
-    dense = [rows[-1] for rows in seeds]
-    for column, colour, label in (
-        ("elsa", "tab:blue", "ELSA dense"),
-        ("reference", "tab:orange", "initial dense"),
-    ):
-        pair = mean_std([getattr(row, column) for row in dense])
-        if pair is not None:
-            axes.axhline(100 * pair[0], linestyle="--", color=colour, label=label)
-    axes.set_xscale("log")
-    names = [rows[0].level for rows in levels]
-    step = max(1, len(x) // 8)
-    axes.set_xticks(x[::step], names[::step])
-    axes.minorticks_off()
-    axes.set_xlabel("sparsity (axis: non-zero weights, logarithmic)")
-    axes.set_ylabel("accuracy, %")
-    axes.set_title(title)
-    axes.legend()
-    figure.tight_layout()
-    with replacing(path) as temporary:
-        figure.savefig(temporary, metadata={"Date": None} if path.suffix == ".svg" else None)
-    pyplot.close(figure)

@@ -6,43 +6,43 @@ sort: thresholds are found bit by bit on the integer patterns of the scores.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import NamedSharding
 
 from elsa_format.levels import Pattern, kept_count
 from elsa_train._errors import InfeasibleTraining
 from elsa_train._levels import Level, check_blocks, check_levels
+from elsa_train._ranking import Leaves, Ranking, Score, keys, select_largest
 from elsa_train._schedule import Schedule
-from elsa_train._tree import flatten, names
+from elsa_train._tree import flatten, names, sharding_of
 
 PyTree = Any
 ScopeName = Literal["global", "uniform", "nm"]
-Score = Callable[[PyTree, PyTree], PyTree]
-FROZEN = 0xFFFFFFFF
 
 
 def magnitude(params: PyTree, grads: PyTree) -> PyTree:
-    """Score |theta|."""
+    """Score |theta|; of a score, selection does not see the sign."""
     del grads
-    return jax.tree.map(jnp.abs, params)
+    return params
 
 
 def gradient(params: PyTree, grads: PyTree) -> PyTree:
     """Score |dL/dtheta|."""
     del params
-    return jax.tree.map(jnp.abs, grads)
+    return grads
 
 
 def saliency(params: PyTree, grads: PyTree) -> PyTree:
     """Score |theta * dL/dtheta|."""
-    return jax.tree.map(lambda p, g: jnp.abs(p * g), params, grads)
+    return jax.tree.map(jnp.multiply, params, grads)
 
 
 SCORES: dict[str, Score] = {"gradient": gradient, "magnitude": magnitude, "saliency": saliency}
@@ -72,7 +72,7 @@ class Scope:
 
     def prunable(self, params: PyTree) -> PyTree:
         """Tell for each leaf whether it may lose weights."""
-        return jax.tree.map(self.matches, names(params))
+        return jax.tree.map(lambda n, p: self.matches(n) and p.size > 0, names(params), params)
 
     def matches(self, name: str) -> bool:
         """Tell whether the tensor of this name may lose weights."""
@@ -90,10 +90,6 @@ class Scope:
         """Refuse levels that can't be trained on these weights, and return tau."""
         bits = check_levels(levels, bits=bits, dtype=dtype, pattern_scope=self.kind == "nm")
         shapes = {n: p.shape for n, p in self._pruned(params).items()}
-        if not shapes:
-            raise InfeasibleTraining(
-                f"no tensor matches prune={self.prune!r} exclude={self.exclude!r}"
-            )
         if self.kind == "nm":
             check_blocks(shapes, levels, self.axis)
         for sparser, denser in pairwise(levels):
@@ -112,98 +108,87 @@ class Scope:
         return tuple(kept_count(1 - level.density, n) for n in groups)
 
     def select(
-        self, scores: PyTree, n: PyTree, budgets: Sequence[int], pattern: Pattern | None
+        self,
+        scores: PyTree,
+        n: PyTree,
+        budgets: Sequence[int],
+        pattern: Pattern | None,
+        *,
+        score: Score = magnitude,
+        grads: PyTree = None,
     ) -> PyTree:
-        """Return what to keep: the best-scored weights within the budgets, frozen ones first."""
-        prunable = tuple(jax.tree.leaves(self.prunable(n)))
+        """Return what to keep: the best-scored weights within the budgets, frozen ones first.
+
+        Masks lie where the scores do, whatever their sharding. `score` makes scores of parameters
+        and gradients.
+        """
+        prunable = jax.tree.leaves(self.prunable(n))
+
+        def chosen(tree: PyTree) -> Leaves:
+            return [x for x, use in zip(jax.tree.leaves(tree), prunable, strict=True) if use]
+
+        leaves, counters = chosen(scores), chosen(n)
+        if not leaves:
+            return keep_all(n)
+        gradients = None if grads is None else chosen(grads)
+        shardings = tuple(sharding_of(leaf) for leaf in leaves)
         if self.kind == "nm":
             assert pattern is not None
-            return _select_blocks(scores, n, prunable, pattern, self.axis)
-        counts = jnp.asarray(budgets, jnp.uint32)
-        return _select(scores, n, counts, prunable, self.kind == "global")
+            request = Request(score, shardings, pattern, self.axis)
+            masks = _select_blocks(request, leaves, gradients, counters)
+        else:
+            together = self.kind == "global"
+            masks = select_largest(
+                Ranking(score, together, shardings), leaves, gradients, counters, budgets
+            )
+        found = iter(masks)
+        kept = [
+            next(found) if use else keep_all(leaf)
+            for leaf, use in zip(jax.tree.leaves(n), prunable, strict=True)
+        ]
+        return jax.tree.unflatten(jax.tree.structure(n), kept)
 
     def _pruned(self, params: PyTree) -> dict[str, Any]:
         chosen = flatten(self.prunable(params))
-        return {name: leaf for name, leaf in flatten(params).items() if chosen[name]}
+        found = {name: leaf for name, leaf in flatten(params).items() if chosen[name]}
+        if not found:
+            raise InfeasibleTraining(
+                f"no tensor matches prune={self.prune!r} exclude={self.exclude!r}"
+            )
+        return found
 
 
-def keys(scores: jax.Array, n: jax.Array) -> jax.Array:
-    """Map scores to integers in the same order, frozen weights above all, NaN just below."""
-    word: jax.Array = lax.bitcast_convert_type(jnp.abs(scores).astype(jnp.float32), jnp.uint32)
-    return jnp.where(n > 0, jnp.uint32(FROZEN), word)
+class Request(NamedTuple):
+    """What a selection is compiled for."""
+
+    score: Score
+    shardings: tuple[NamedSharding | None, ...]
+    """Where the masks are to be: with their weights. None leaves it to the compiler."""
+    pattern: Pattern | None = None
+    axis: int = -1
 
 
-@partial(jax.jit, static_argnums=(3, 4))
-def _select(
-    scores: PyTree, n: PyTree, budgets: jax.Array, prunable: tuple[bool, ...], together: bool
-) -> PyTree:
-    leaves, tree = jax.tree.flatten(jax.tree.map(keys, scores, n))
-    chosen = [k for k, use in zip(leaves, prunable, strict=True) if use]
-    if sum(k.size for k in chosen) >= 2**32:
-        raise InfeasibleTraining("more than 2**32 prunable weights")
-    group = [0 if together else j for j in range(len(chosen))]
-    order, position = [], 0
-    for k in chosen:
-        order.append(position + lax.iota(jnp.uint32, k.size).reshape(k.shape))
-        position += k.size if together else 0
+@partial(jax.jit, static_argnums=0)
+def _select_blocks(request: Request, params: Leaves, grads: Leaves | None, n: Leaves) -> Leaves:
+    assert request.pattern is not None
+    keep, length = request.pattern.n, request.pattern.m
 
-    def count(test: Callable[[int], jax.Array]) -> jax.Array:
-        """Count, per group, where the test of each leaf holds."""
-        totals = jnp.stack([jnp.sum(test(j), dtype=jnp.uint32) for j in range(len(chosen))])
-        return jnp.sum(totals, keepdims=True) if together else totals
-
-    def largest(enough: Callable[[jax.Array], jax.Array]) -> jax.Array:
-        """Return the largest x, per group, for which `enough` holds, from the top bit down."""
-
-        def bit(i: jax.Array, x: jax.Array) -> jax.Array:
-            candidate = x | (jnp.uint32(1) << (31 - i).astype(jnp.uint32))
-            return jnp.where(enough(candidate), candidate, x)
-
-        return jnp.asarray(lax.fori_loop(0, 32, bit, jnp.zeros_like(budgets)))
-
-    def tied(j: int, limit: jax.Array) -> jax.Array:
-        return jnp.logical_and(chosen[j] == threshold[group[j]], order[j] < limit[group[j]])
-
-    threshold = largest(lambda x: count(lambda j: chosen[j] >= x[group[j]]) >= budgets)
-    spare = budgets - count(lambda j: chosen[j] > threshold[group[j]])
-    ties = count(lambda j: chosen[j] == threshold[group[j]])
-    limit = lax.cond(
-        jnp.all(ties == spare),
-        lambda: jnp.full_like(budgets, FROZEN),
-        lambda: largest(lambda x: count(lambda j: tied(j, x)) <= spare),
-    )
-    kept = iter([(chosen[j] > threshold[group[j]]) | tied(j, limit) for j in range(len(chosen))])
-    return jax.tree.unflatten(
-        tree,
-        [
-            next(kept) if use else jnp.ones(k.shape, bool)
-            for k, use in zip(leaves, prunable, strict=True)
-        ],
-    )
-
-
-@partial(jax.jit, static_argnums=(2, 3, 4))
-def _select_blocks(
-    scores: PyTree, n: PyTree, prunable: tuple[bool, ...], pattern: Pattern, axis: int
-) -> PyTree:
-    leaves, tree = jax.tree.flatten(jax.tree.map(keys, scores, n))
-    keep, length = pattern.n, pattern.m
-
-    def select(k: jax.Array) -> jax.Array:
-        moved = jnp.moveaxis(k, axis, -1)
+    def select(k: jax.Array, sharding: NamedSharding | None) -> jax.Array:
+        moved = jnp.moveaxis(k, request.axis, -1)
         block = moved.reshape(*moved.shape[:-1], -1, length)
-        rank = jnp.zeros(block.shape, jnp.uint32)
+        rank = jnp.zeros(block.shape, jnp.uint8 if length < 256 else jnp.uint32)
         for j in range(length):
             other = block[..., j : j + 1]
             earlier = j < jnp.arange(length)
             rank += (other > block) | ((other == block) & earlier)
-        return jnp.moveaxis((rank < keep).reshape(moved.shape), -1, axis)
+        mask = jnp.moveaxis((rank < keep).reshape(moved.shape), -1, request.axis)
+        if sharding is None:
+            return mask
+        placed: jax.Array = lax.with_sharding_constraint(mask, sharding)  # type: ignore[no-untyped-call]
+        return placed
 
-    kept = [
-        select(k) if use else jnp.ones(k.shape, bool)
-        for k, use in zip(leaves, prunable, strict=True)
-    ]
-    return jax.tree.unflatten(tree, kept)
+    found = keys(request.score, params, grads, n)
+    return [select(k, s) for k, s in zip(found, request.shardings, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -237,12 +222,13 @@ class Pruner:
         full = self.scope.budgets(params, Level("dense", 0.0))
         progress = self.schedule.progress(step)
         budgets = [round(a - (a - b) * progress) for a, b in zip(full, final, strict=True)]
-        return self.scope.select(SCORES[self.score](params, grads), n, budgets, self.level.pattern)
+        score = SCORES[self.score]
+        return self.scope.select(params, n, budgets, self.level.pattern, score=score, grads=grads)
 
 
 def keep_all(params: PyTree) -> PyTree:
     """Return the mask that prunes nothing."""
-    return jax.tree.map(lambda p: jnp.ones(p.shape, bool), params)
+    return jax.tree.map(lambda p: jnp.ones_like(p, bool), params)
 
 
 def apply_mask(params: PyTree, kept: PyTree) -> PyTree:

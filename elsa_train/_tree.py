@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+from jax.sharding import NamedSharding
 
 from elsa_train._errors import TrainError
 
@@ -16,9 +17,15 @@ def names(tree: PyTree) -> PyTree:
     >>> names({"conv": {"kernel": 0.0, "bias": 1.0}})
     {'conv': {'bias': 'conv/bias', 'kernel': 'conv/kernel'}}
     """
-    return jax.tree_util.tree_map_with_path(
-        lambda path, _: jax.tree_util.keystr(path, simple=True, separator="/"), tree
-    )
+    return jax.tree_util.tree_map_with_path(lambda path, _: _name(path), tree)
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    # Boxes around an array (flax's nnx.Param, nn.Partitioned) have it as their `value`: a network
+    # has the same names with them and without.
+    if len(path) > 1 and path[-1] == jax.tree_util.GetAttrKey("value"):
+        path = path[:-1]
+    return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def flatten(tree: PyTree) -> dict[str, Any]:
@@ -48,3 +55,9 @@ def unflatten(template: PyTree, leaves: Mapping[str, Any]) -> PyTree:
 def size(tree: PyTree) -> int:
     """Count the elements of all leaves."""
     return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+def sharding_of(leaf: Any) -> NamedSharding | None:
+    """Return how a leaf is split over a mesh, if it is."""
+    sharding = None if isinstance(leaf, jax.core.Tracer) else getattr(leaf, "sharding", None)
+    return sharding if isinstance(sharding, NamedSharding) else None

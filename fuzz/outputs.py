@@ -28,8 +28,10 @@ OUT = "out"
 
 def run(words: list[str], stdin: bytes = b"") -> None:
     """Run a command in the current folder and print what it did."""
-    (script,) = entry_points(group="console_scripts", name=words[0])
-    main = script.load()
+    scripts = entry_points(group="console_scripts", name=words[0])
+    if not scripts:  # an older version has fewer commands
+        return
+    main = next(iter(scripts)).load()
     streams = [io.TextIOWrapper(io.BytesIO(content), "utf-8") for content in (stdin, b"", b"")]
     kept = (sys.stdin, sys.stdout, sys.stderr, sys.argv)
     sys.stdin, sys.stdout, sys.stderr = streams
@@ -89,6 +91,36 @@ def look(path: str) -> None:
         run(["elsa-verify", "-"], content)
 
 
+def deliver(path: str) -> None:
+    """Make a delivery file, bring its first level and then more, and give the whole back."""
+    shipped = "shipped" + "".join(Path(path).suffixes[-3:])
+    run(["elsa-ship", path, "-o", f"{OUT}/{shipped}", "--json"])
+    run(["elsa-ship", path, "-o", shipped, "-q"])  # what is in OUT is gone, and this is read
+    if not os.path.exists(shipped):
+        return
+    run(["elsa-inspect", shipped, "--json"])
+    run(["elsa-extract", shipped, "--whole", "-o", f"{OUT}/whole{''.join(Path(path).suffixes)}"])
+    for level in ("1", "dense"):
+        run(["elsa-fetch", shipped, "--upgrade", level, "-o", f"first-{shipped}"])
+        run(["elsa-verify", f"first-{shipped}"])
+        run(["elsa-extract", f"first-{shipped}", "--level", "1", "-o", f"{OUT}/1.safetensors"])
+    for made in (*Path().glob("shipped*"), *Path().glob("first-*")):
+        made.unlink()
+
+
+def pack_directory(path: str) -> None:
+    """Pack a model directory, and take a level out of it."""
+    os.mkdir("model")
+    shutil.copy(path, "model/model.safetensors")
+    Path("model/config.json").write_text('{"vocab_size": 97}')
+    for words in (["--sparsities", "90,50"], ["--sparsities", "1:4,2:4", "--nest-all"]):
+        run(["elsa-pack", "model", *words, "-o", "packed", "--json"])
+        for layout in ("dense", "bitmask"):
+            run(["elsa-extract", "packed", "--level", "1", "--layout", layout, "-o", f"{OUT}/d"])
+        shutil.rmtree("packed", ignore_errors=True)
+    shutil.rmtree("model")
+
+
 def pack(path: str) -> list[str]:
     """Pack a checkpoint in several ways, and give the files to look at."""
     made = []
@@ -125,11 +157,17 @@ def main(models: list[str]) -> None:
         shutil.copytree(VECTORS, "vectors")
         for path in sorted(Path("vectors").rglob("*.safetensors*")):
             look(str(path))
+            deliver(str(path))
         for path in paths:
             local = os.path.basename(path)
             shutil.copy(path, local)
             for packed in pack(local):
                 look(packed)
+                deliver(packed)
+                if packed.endswith("-global.safetensors"):
+                    run(["elsa-extract", packed, "--level", "dense", "-o", "dense.safetensors"])
+                    pack_directory("dense.safetensors")
+                    os.remove("dense.safetensors")
             template = f"{Path(local).stem}.template.onnx"
             if os.path.exists(template):
                 export(f"{Path(local).stem}-global.safetensors", template)

@@ -22,7 +22,7 @@ from elsa_format.cli import (
 
 
 @click.command("bench", context_settings=SETTINGS)
-@click.argument("source", metavar="SRC", type=click.Path(dir_okay=False))
+@click.argument("source", metavar="SRC", type=click.Path())
 @click.option(
     "--onnx",
     "template",
@@ -64,6 +64,9 @@ def bench(
     quiet: bool,
 ) -> None:
     """Measure every level of an ELSA file in ONNX Runtime on this machine, dense and fast.
+
+    SRC may be a model directory, a shard index, a delivery file or its beginning as well: then the
+    levels that are there are measured.
 
     \b
     elsa-bench net.safetensors --onnx net.onnx --threads 1

@@ -78,7 +78,7 @@ DIM = click.option(
 
 
 @click.command("export", context_settings=SETTINGS)
-@click.argument("source", metavar="SRC", type=click.Path(dir_okay=False, allow_dash=True))
+@click.argument("source", metavar="SRC", type=click.Path(allow_dash=True))
 @click.option(
     "--onnx",
     "template",
@@ -138,6 +138,8 @@ def export(
     **options: Any,
 ) -> None:
     """Write one level of an ELSA file as an ONNX model, or a graph that runs any of them.
+
+    SRC may be a model directory, a shard index, a delivery file or its beginning as well.
 
     \b
     elsa-export net.safetensors --onnx net.onnx --level 2 -o level2.onnx

@@ -52,9 +52,10 @@ def template_from_flax(
     """Write the graph of a flax model as a template for the ELSA file of its parameters.
 
     `sample` is an input or a tuple of inputs; their first dimension is free and called `batch`,
-    unless that is None. `arguments` go to every call of the model. Tensors are called as
-    `elsa_train` calls them: the path in the tree of parameters or statistics, joined with slashes.
-    The dense network's outputs are compared with JAX's before the template is written.
+    unless that is None. `arguments` go to every call of the model; an nnx model is called as after
+    its `eval()`. Tensors are called as `elsa_train` calls them: the path in the tree of parameters
+    or statistics, joined with slashes. The dense network's outputs are compared with JAX's before
+    the template is written.
 
     >>> net = nnx.Linear(100, 100, rngs=nnx.Rngs(0))
     >>> dense = {"kernel": np.asarray(net.kernel[...]), "bias": np.asarray(net.bias[...])}
@@ -84,7 +85,10 @@ def _as_function(
         def call_nnx(xs: Inputs, leaves: Leaves) -> Any:
             filled = jax.tree.map(lambda leaf: leaf, state)
             nnx.replace_by_pure_dict(filled, _unflatten(pure, leaves))
-            return nnx.merge(graph, filled, *rest)(*xs, **arguments)
+            net = nnx.merge(graph, filled, *rest)
+            # A graph has no statistics to learn, and nothing random.
+            net.eval()  # type: ignore[no-untyped-call]
+            return net(*xs, **arguments)
 
         return call_nnx, _flatten([pure])
     key = jax.random.key(0)

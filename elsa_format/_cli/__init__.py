@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from elsa_format._cli._options import SETTINGS, VERSION
-from elsa_format._cli._terminal import reports_errors
+from elsa_format.cli import SETTINGS, VERSION, reports_errors
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoints

@@ -4,37 +4,14 @@ from typing import Any
 
 import click
 
-from elsa_format import extract
-from elsa_format._cli._options import (
-    FORCE,
-    JOBS,
-    JSON,
-    MAX_BYTES,
-    OUTPUT,
-    QUIET,
-    SETTINGS,
-    VERSION,
-    level_options,
-    one_level,
-    shard_size_option,
-)
-from elsa_format._cli._progress import progress
-from elsa_format._cli._terminal import (
-    check_shards,
-    report,
-    reports_errors,
-    show_size,
-    standard_input,
-    standard_output,
-)
+from elsa_format import cli, extract
 from elsa_format._layouts import LAYOUTS
-from elsa_format._output.shards import written_size
 
 
-@click.command("extract", context_settings=SETTINGS)
+@click.command("extract", context_settings=cli.SETTINGS)
 @click.argument("source", metavar="SRC", type=click.Path(allow_dash=True))
-@level_options
-@OUTPUT
+@cli.level_options
+@cli.OUTPUT
 @click.option(
     "--layout",
     type=click.Choice(LAYOUTS),
@@ -44,15 +21,15 @@ from elsa_format._output.shards import written_size
 )
 @click.option("--keep-levels", is_flag=True, help="Stay an ELSA file with levels 1 to LEVEL.")
 @click.option("--whole", is_flag=True, help="Of a delivery file: the ELSA file it was made of.")
-@shard_size_option
-@JOBS
-@MAX_BYTES
+@cli.shard_size_option
+@cli.JOBS
+@cli.MAX_BYTES
 @click.option("--no-verify", is_flag=True, help="Do not compare checksums.")
-@FORCE
-@JSON
-@QUIET
-@VERSION
-@reports_errors
+@cli.FORCE
+@cli.JSON
+@cli.QUIET
+@cli.VERSION
+@cli.reports_errors
 def command(
     source: str, target: str, no_verify: bool, as_json: bool, quiet: bool, **options: Any
 ) -> None:
@@ -72,29 +49,29 @@ def command(
     elsa-extract small.safetensors --layout dense -o level3.safetensors
     elsa-extract net.ship.safetensors --whole -o net.safetensors
     """
-    one_level(options)
+    cli.one_level(options)
     levels = [name for name in ("level", "sparsity", "max_size") if options[name] is not None]
     if options["whole"] and (levels or options["keep_levels"] or options["layout"] != "dense"):
         raise click.UsageError("--whole is the network as it was; it takes no level and no layout.")
-    check_shards(source, target, options["max_shard_size"])
+    cli.check_shards(source, target, options["max_shard_size"])
     if options["keep_levels"] and (options["layout"] != "dense" or options["max_size"] is not None):
         raise click.UsageError("--keep-levels goes with --layout dense, and not with --max-size.")
-    with progress("extracting", quiet=quiet) as shown:
+    with cli.progress("extracting", quiet=quiet) as shown:
         level = extract(
-            standard_input() if source == "-" else source,
-            standard_output() if target == "-" else target,
+            cli.standard_input() if source == "-" else source,
+            cli.standard_output() if target == "-" else target,
             verify=not no_verify,
             progress=shown,
             **options,
         )
-    size = None if target == "-" else written_size(target)
+    size = None if target == "-" else cli.written_size(target)
     kept = options["keep_levels"]
     summary = f"{target}: levels 1 to {level}" if kept else f"{target}: level {level}"
     if options["whole"]:
         kept, summary = True, f"{target}: the whole network"
-    summary += "" if size is None else f", {show_size(size)}"
+    summary += "" if size is None else f", {cli.show_size(size)}"
     summary += "" if kept else f" as {options['layout']}"
-    report(
+    cli.report(
         {"level": level, "layout": options["layout"], "size": size},
         summary if target != "-" else "",
         target,

@@ -2,24 +2,13 @@
 
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 import click
 
-from elsa_format import File
+from elsa_format import File, cli
 from elsa_format import open as open_elsa
-from elsa_format._cli._options import FORCE, JSON, MAX_BYTES, PRINTED, QUIET, SETTINGS, VERSION
-from elsa_format._cli._progress import progress
-from elsa_format._cli._terminal import (
-    answer,
-    keep_apart,
-    reports_errors,
-    say,
-    show_size,
-    standard_input,
-    standard_output,
-    table,
-)
 from elsa_format._delivery.network import DeliveryNetwork, DeliveryShards
 from elsa_format._layouts import LAYOUTS
 from elsa_format._level_network import LevelNetwork
@@ -29,9 +18,9 @@ MOST_COLUMNS = 8
 """Levels that still fit a terminal."""
 
 
-@click.command("inspect", context_settings=SETTINGS)
+@click.command("inspect", context_settings=cli.SETTINGS)
 @click.argument("source", metavar="SRC", type=click.Path(allow_dash=True))
-@PRINTED
+@cli.PRINTED
 @click.option("--layers/--no-layers", default=True, help="Show the table of nested tensors.")
 @click.option(
     "--html",
@@ -41,12 +30,12 @@ MOST_COLUMNS = 8
     help="Write a page with tables and charts, which needs no network; - for stdout.",
 )
 @click.option("--full", is_flag=True, help="With --html: read the data too, for pictures of masks.")
-@MAX_BYTES
-@FORCE
-@JSON
-@QUIET
-@VERSION
-@reports_errors
+@cli.MAX_BYTES
+@cli.FORCE
+@cli.JSON
+@cli.QUIET
+@cli.VERSION
+@cli.reports_errors
 def command(
     source: str,
     printed: str,
@@ -69,7 +58,7 @@ def command(
     elsa-inspect net.safetensors --html report.html
     elsa-inspect net.safetensors --html report.html --full
     """
-    keep_apart(source, target or printed)
+    cli.keep_apart(source, target or printed)
     if target is not None:
         if as_json or printed != "-":
             raise click.UsageError("--html OUT goes with neither --json nor --output.")
@@ -80,25 +69,25 @@ def command(
         raise click.UsageError("--full goes with --html.")
     if force and printed == "-":
         raise click.UsageError("--force goes with --html and --output.")
-    with open_elsa(standard_input() if source == "-" else source, max_bytes=max_bytes) as file:
+    with open_elsa(cli.standard_input() if source == "-" else source, max_bytes=max_bytes) as file:
         if isinstance(file.network, LevelNetwork):
             level = describe_level(file, file.network)
             text = json.dumps(level, indent=2) if as_json else show_level(level, layers=layers)
         else:
             text = json.dumps(describe(file), indent=2) if as_json else show(file, layers=layers)
-    answer(text, printed, force=force)
+    cli.answer(text, printed, force=force)
 
 
 def _write_page(source: str, target: str, wishes: dict[str, Any], *, quiet: bool) -> None:
-    with progress("reading", quiet=quiet) as shown:
+    with cli.progress("reading", quiet=quiet) as shown:
         size = write_report(
-            standard_input() if source == "-" else source,
-            standard_output() if target == "-" else target,
+            cli.standard_input() if source == "-" else source,
+            cli.standard_output() if target == "-" else target,
             progress=shown,
             **wishes,
         )
     if target != "-" and not quiet:
-        say(f"{target}: report, {show_size(size)}", err=True)
+        cli.say(f"{target}: report, {cli.show_size(size)}", err=True)
 
 
 def describe(file: File) -> dict[str, Any]:
@@ -130,16 +119,7 @@ def describe(file: File) -> dict[str, Any]:
         **_delivery(file),
         "shard": profile.shard,
         "metadata": dict(file.metadata),
-        "tensors": [
-            {
-                "name": name,
-                "dtype": info.dtype.name,
-                "shape": list(info.shape),
-                "kind": _kind(file, name),
-                "kept": list(profile.nested.get(name, ())) or None,
-            }
-            for name, info in file.tensors.items()
-        ],
+        "tensors": _tensors(file, lambda counts: list(counts) or None),
     }
 
 
@@ -150,7 +130,7 @@ def show(file: File, *, layers: bool) -> str:
     delivery = _delivery(file).get("delivery")
     kind = "" if delivery is None else f" delivery file, level {delivery['there']} is there"
     title = (
-        f"{file.path}: ELSA {file.profile.version}{kind}, {show_size(file.file_size)}, "
+        f"{file.path}: ELSA {file.profile.version}{kind}, {cli.show_size(file.file_size)}, "
         f"{parameters:,} parameters in {len(file.tensors)} tensors "
         f"({kinds.count('nested')} nested, {kinds.count('per-level')} per level, "
         f"{kinds.count('shared')} shared), {file.bits}-bit counters"
@@ -163,11 +143,7 @@ def show(file: File, *, layers: bool) -> str:
 
 def describe_level(file: File, level: LevelNetwork) -> dict[str, Any]:
     """Everything `elsa-inspect --json` prints of a level file."""
-    entry, counts = file.levels[0], level.profile.nested
-
-    def kept(name: str) -> int | None:
-        return counts[name][0] if level.counted and name in counts else None
-
+    entry = file.levels[0]
     return {
         "path": file.path,
         "level": level.document.level,
@@ -180,16 +156,7 @@ def describe_level(file: File, level: LevelNetwork) -> dict[str, Any]:
         "nonzero": entry.nonzero if level.counted else None,
         "digest": level.document.digest,
         "metadata": level.metadata,
-        "tensors": [
-            {
-                "name": name,
-                "dtype": info.dtype.name,
-                "shape": list(info.shape),
-                "kind": "nested" if name in counts else "other",
-                "kept": kept(name),
-            }
-            for name, info in file.tensors.items()
-        ],
+        "tensors": _tensors(file, lambda counts: counts[0] if level.counted and counts else None),
     }
 
 
@@ -198,7 +165,7 @@ def show_level(level: dict[str, Any], *, layers: bool) -> str:
     nested = [tensor for tensor in level["tensors"] if tensor["kind"] == "nested"]
     lines = [
         f"{level['path']}: level {level['level']} ({level['name']}) as {level['layout']}, "
-        f"{show_size(level['file_size'])} ({show_size(level['dense_size'])} in memory), "
+        f"{cli.show_size(level['file_size'])} ({cli.show_size(level['dense_size'])} in memory), "
         f"{level['parameters']:,} parameters in {len(level['tensors'])} tensors "
         f"({len(nested)} nested)"
     ]
@@ -215,7 +182,7 @@ def show_level(level: dict[str, Any], *, layers: bool) -> str:
         shape = "×".join(map(str, tensor["shape"])) or "scalar"
         share = f"{tensor['kept'] / elements:.2%}" if known else "-"
         rows.append([tensor["name"], tensor["dtype"], shape, share])
-    return "\n".join(lines) + "\n\n" + table(rows, left=3)
+    return "\n".join(lines) + "\n\n" + cli.table(rows, left=3)
 
 
 def _delivery(file: File) -> dict[str, Any]:
@@ -227,9 +194,24 @@ def _delivery(file: File) -> dict[str, Any]:
     return {"delivery": {"there": network.there, "levels": sizes}}
 
 
+def _tensors(file: File, kept: Callable[[tuple[int, ...]], Any]) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": name,
+            "dtype": info.dtype.name,
+            "shape": list(info.shape),
+            "kind": _kind(file, name),
+            "kept": kept(file.profile.nested.get(name, ())),
+        }
+        for name, info in file.tensors.items()
+    ]
+
+
 def _kind(file: File, name: str) -> str:
     if name in file.profile.nested:
         return "nested"
+    if isinstance(file.network, LevelNetwork):
+        return "other"
     return "per-level" if name in file.profile.varying else "shared"
 
 
@@ -237,17 +219,17 @@ def _level_table(file: File) -> str:
     metrics = sorted({key for level in file.levels for key in level.metrics})
     rows = [["level", "name", "sparsity", "kept", *(f"as {x}" for x in LAYOUTS), *metrics]]
     for t, level in enumerate(file.levels, 1):
-        sizes = [show_size(file.size(t, layout)) for layout in LAYOUTS]
+        sizes = [cli.show_size(file.size(t, layout)) for layout in LAYOUTS]
         values = [_number(level.metrics.get(key)) for key in metrics]
         kept = [f"{file.sparsity(t):.3%}", f"{level.nonzero:,}"]
         rows.append([str(t), level.name, *kept, *sizes, *values])
     dense = [_number(file.profile.dense_metrics.get(key)) for key in metrics]
-    size = show_size(file.size("dense"))
+    size = cli.show_size(file.size("dense"))
     rows.append(["dense", "", f"{0:.3%}", f"{file.nested_weights:,}", size, "", "", *dense])
     if downloads := _delivery(file).get("delivery"):
-        sizes = [show_size(entry["size"]) for entry in downloads["levels"]]
+        sizes = [cli.show_size(entry["size"]) for entry in downloads["levels"]]
         rows = [[*r[:2], cell, *r[2:]] for r, cell in zip(rows, ["download", *sizes], strict=True)]
-    return table(rows, left=2)
+    return cli.table(rows, left=2)
 
 
 def _layer_table(file: File) -> str:
@@ -261,7 +243,7 @@ def _layer_table(file: File) -> str:
         kept = [f"{n / info.elements:.2%}" if info.elements else "-" for n in counts[:shown]]
         shape = "×".join(map(str, info.shape)) or "scalar"
         rows.append([name, info.dtype.name, shape, *kept, *more])
-    return table(rows, left=3)
+    return cli.table(rows, left=3)
 
 
 def _number(value: float | None) -> str:

@@ -4,30 +4,10 @@ from typing import Any
 
 import click
 
-from elsa_format import PackReport, pack
-from elsa_format._cli._options import (
-    FORCE,
-    JOBS,
-    JSON,
-    OUTPUT,
-    QUIET,
-    SETTINGS,
-    VERSION,
-    shard_size_option,
-)
-from elsa_format._cli._progress import progress
-from elsa_format._cli._terminal import (
-    check_shards,
-    report,
-    reports_errors,
-    show_size,
-    standard_output,
-    table,
-)
-from elsa_format._output.shards import written_size
+from elsa_format import PackReport, cli, pack
 
 
-@click.command("pack", context_settings=SETTINGS)
+@click.command("pack", context_settings=cli.SETTINGS)
 @click.argument("dense", metavar="DENSE", type=click.Path())
 @click.option(
     "--sparsities",
@@ -91,14 +71,14 @@ from elsa_format._output.shards import written_size
 )
 @click.option("--template", metavar="FILE", help="For ONNX: write the graph, pointing into OUT.")
 @click.option("--no-digests", is_flag=True, help="Do not compute level digests.")
-@OUTPUT
-@shard_size_option
-@JOBS
-@FORCE
-@JSON
-@QUIET
-@VERSION
-@reports_errors
+@cli.OUTPUT
+@cli.shard_size_option
+@cli.JOBS
+@cli.FORCE
+@cli.JSON
+@cli.QUIET
+@cli.VERSION
+@cli.reports_errors
 def command(
     dense: str,
     target: str,
@@ -135,11 +115,11 @@ def command(
         raise click.UsageError("--per-level takes tensors from --level checkpoints.")
     if template is not None and target == "-":
         raise click.UsageError("--template points into a file; -o - is none.")
-    check_shards(dense, target, options["max_shard_size"])
-    with progress("packing", quiet=quiet) as shown:
+    cli.check_shards(dense, target, options["max_shard_size"])
+    with cli.progress("packing", quiet=quiet) as shown:
         packed = pack(
             dense,
-            standard_output() if target == "-" else target,
+            cli.standard_output() if target == "-" else target,
             sparsities=sparsities,
             levels=levels or None,
             counters=counters,
@@ -149,9 +129,9 @@ def command(
             progress=shown,
             **options,
         )
-    size = None if target == "-" else written_size(target)
-    summary = _summary(packed) + ("" if size is None else f"\n{target}: {show_size(size)}")
-    report(_as_json(packed, size), summary, target, as_json=as_json, quiet=quiet)
+    size = None if target == "-" else cli.written_size(target)
+    summary = _summary(packed) + ("" if size is None else f"\n{target}: {cli.show_size(size)}")
+    cli.report(_as_json(packed, size), summary, target, as_json=as_json, quiet=quiet)
 
 
 def _as_json(packed: PackReport, size: int | None) -> dict[str, Any]:
@@ -172,7 +152,7 @@ def _summary(packed: PackReport) -> str:
     for t, level in enumerate(profile.levels, 1):
         sparsity = 1 - level.nonzero / total if total else 0
         rows.append([str(t), level.name, f"{sparsity:.3%}", f"{level.nonzero:,}"])
-    lines = [table(rows, left=2), ""]
+    lines = [cli.table(rows, left=2), ""]
     lines.append(f"nested: {len(packed.nested)} tensors, {total:,} weights: {_few(packed.nested)}")
     if profile.per_level:
         lines.append(f"per level: {len(profile.per_level)} tensors: {_few(profile.per_level)}")

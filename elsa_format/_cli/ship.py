@@ -2,24 +2,14 @@
 
 import click
 
-from elsa_format import ship
-from elsa_format._cli._options import FORCE, JSON, OUTPUT, QUIET, SETTINGS, VERSION
-from elsa_format._cli._progress import progress
-from elsa_format._cli._terminal import (
-    report,
-    reports_errors,
-    show_size,
-    standard_input,
-    standard_output,
-    table,
-)
+from elsa_format import cli, ship
 from elsa_format._delivery.document import BLOCK, BLOCKS
 from elsa_format._ship import ShipReport
 
 
-@click.command("ship", context_settings=SETTINGS)
+@click.command("ship", context_settings=cli.SETTINGS)
 @click.argument("source", metavar="NET", type=click.Path(allow_dash=True))
-@OUTPUT
+@cli.OUTPUT
 @click.option("--split", is_flag=True, help="Each part as a file OUT.part-NNN of its own.")
 @click.option(
     "--block",
@@ -29,11 +19,11 @@ from elsa_format._ship import ShipReport
     help="log2 of the weights that are coded together.",
 )
 @click.option("-j", "--jobs", type=click.IntRange(1), default=1, help="Threads.  [default: 1]")
-@FORCE
-@JSON
-@QUIET
-@VERSION
-@reports_errors
+@cli.FORCE
+@cli.JSON
+@cli.QUIET
+@cli.VERSION
+@cli.reports_errors
 def command(
     source: str,
     target: str,
@@ -48,16 +38,18 @@ def command(
 
     The first bytes of OUT are level 1, the next turn it into level 2, and all of it gives NET back,
     byte for byte. NET is verified on the way. Of a shard index (.index.json) each shard becomes a
-    delivery file, and OUT is their index. Of a model directory, OUT is a directory.
+    delivery file, and OUT is their index. Of a model directory, OUT is a directory, with a list of
+    its files for elsa-fetch.
 
     \b
     elsa-ship net.safetensors -o net.ship.safetensors
+    elsa-ship model -o www/model
     elsa-ship net.safetensors --split -o net.ship.safetensors  # for hosts without range requests
     """
-    with progress("shipping", quiet=quiet) as shown:
+    with cli.progress("shipping", quiet=quiet) as shown:
         made = ship(
-            standard_input() if source == "-" else source,
-            standard_output() if target == "-" else target,
+            cli.standard_input() if source == "-" else source,
+            cli.standard_output() if target == "-" else target,
             block=block,
             split=split,
             jobs=jobs,
@@ -70,11 +62,11 @@ def command(
         "files": made.files,
     }
     summary = f"{target}: the first bytes are\n{_table(made)}" if target != "-" else ""
-    report(result, summary, target, as_json=as_json, quiet=quiet)
+    cli.report(result, summary, target, as_json=as_json, quiet=quiet)
 
 
 def _table(made: ShipReport) -> str:
     rows = [["level", "bytes", "of the ELSA file"]]
     for level, size in made.sizes.items():
-        rows.append([str(level), show_size(size), f"{size / made.source:.1%}"])
-    return table(rows)
+        rows.append([str(level), cli.show_size(size), f"{size / made.source:.1%}"])
+    return cli.table(rows)

@@ -5,32 +5,20 @@ import json
 
 import click
 
-from elsa_format import verify
-from elsa_format._cli._options import (
-    FORCE,
-    JOBS,
-    JSON,
-    MAX_BYTES,
-    PRINTED,
-    QUIET,
-    SETTINGS,
-    VERSION,
-)
-from elsa_format._cli._progress import progress
-from elsa_format._cli._terminal import answer, keep_apart, reports_errors, say, standard_input
+from elsa_format import cli, verify
 from elsa_format._verify import DeliveryReport
 
 
-@click.command("verify", context_settings=SETTINGS)
+@click.command("verify", context_settings=cli.SETTINGS)
 @click.argument("source", metavar="SRC", type=click.Path(allow_dash=True))
-@PRINTED
-@JOBS
-@MAX_BYTES
-@FORCE
-@JSON
-@QUIET
-@VERSION
-@reports_errors
+@cli.PRINTED
+@cli.JOBS
+@cli.MAX_BYTES
+@cli.FORCE
+@cli.JSON
+@cli.QUIET
+@cli.VERSION
+@cli.reports_errors
 def command(
     source: str,
     printed: str,
@@ -51,10 +39,10 @@ def command(
     \b
     elsa-verify net.safetensors
     """
-    keep_apart(source, printed)
-    with progress("verifying", quiet=quiet) as shown:
+    cli.keep_apart(source, printed)
+    with cli.progress("verifying", quiet=quiet) as shown:
         found = verify(
-            standard_input() if source == "-" else source,
+            cli.standard_input() if source == "-" else source,
             jobs=jobs,
             max_bytes=max_bytes,
             progress=shown,
@@ -68,8 +56,8 @@ def command(
         there = "no level" if found.there is None else f"level {found.there}"
         summary += f"; {there} is there"
     if as_json:
-        answer(json.dumps({"valid": True, **dataclasses.asdict(found)}), printed, force=force)
+        cli.answer(json.dumps({"valid": True, **dataclasses.asdict(found)}), printed, force=force)
     elif printed != "-":
-        answer(summary, printed, force=force)
+        cli.answer(summary, printed, force=force)
     elif not quiet:
-        say(summary)  # the exit code says it, too
+        cli.say(summary)  # the exit code says it, too

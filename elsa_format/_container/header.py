@@ -190,9 +190,13 @@ def lay_out(tensors: Iterable[TensorInfo], first: Iterable[str] = ()) -> dict[st
     Falling widths keep each tensor aligned without padding, which safetensors forbids.
     """
     leading = set(first)
-    ordered = sorted(tensors, key=lambda info: (info.name not in leading, -info.dtype.size))
+    return place(sorted(tensors, key=lambda info: (info.name not in leading, -info.dtype.size)))
+
+
+def place(tensors: Iterable[TensorInfo]) -> dict[str, TensorInfo]:
+    """Give every tensor its place, in the given order."""
     placed, position = {}, 0
-    for info in ordered:
+    for info in tensors:
         placed[info.name] = TensorInfo(info.name, info.dtype, info.shape, position)
         position += info.nbytes
     return placed

@@ -64,6 +64,16 @@ def is_index(source: object) -> bool:
     return _INDEX.fullmatch(text) is not None
 
 
+def shards_suffix(index: str | os.PathLike[str]) -> str:
+    """How the names of an index's shards end, by its own name.
+
+    >>> shards_suffix("pytorch_model.bin.index.json"), shards_suffix("net.index.json")
+    ('bin', '')
+    """
+    found = _INDEX.fullmatch(Path(index).name)
+    return Path(found[1]).suffix.lower().lstrip(".") if found else ""
+
+
 def parse(raw: bytes, where: str) -> Index:
     """Check an index by itself: restricted JSON, its structure, plain file names."""
     problem = None if raw.lstrip()[:1] == b"{" else foreign(raw[:SNIFFED])

@@ -77,6 +77,10 @@ class DeliveryNetwork(Network):
         """The densest level whose bytes are there."""
         return self.delivery.there
 
+    def readable(self) -> list[int | None]:
+        """The levels that are there."""
+        return super().readable()[: self.complete]
+
     @property
     def downloads(self) -> Mapping[LevelNumber, int]:
         """How many of the first bytes of the file each level needs."""
@@ -141,6 +145,10 @@ class DeliveryShards(Network):
     def there(self) -> LevelNumber | None:
         """The densest level whose bytes are there in every shard."""
         return min(self.deliveries, key=lambda shard: shard.complete).there
+
+    def readable(self) -> list[int | None]:
+        """The levels that are there."""
+        return super().readable()[: self.complete]
 
     @property
     def downloads(self) -> Mapping[LevelNumber, int]:

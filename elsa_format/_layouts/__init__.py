@@ -5,7 +5,7 @@ from typing import Literal, get_args
 from elsa_format._layouts.base import Elements, Form, Nested, Piece, part_name
 from elsa_format._layouts.bitmask import Bitmask, BitmaskForm
 from elsa_format._layouts.csr import Csr, CsrForm
-from elsa_format._layouts.dense import Dense, LevelMask
+from elsa_format._layouts.dense import Dense
 
 Layout = Literal["dense", "bitmask", "csr"]
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
@@ -18,7 +18,6 @@ __all__ = [
     "Csr",
     "Elements",
     "Layout",
-    "LevelMask",
     "Nested",
     "Piece",
     "part_name",

@@ -8,7 +8,6 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from elsa_format._container.dtypes import Dtype
 from elsa_format._container.header import RESERVED, TensorInfo
 from elsa_format._errors import CountMismatch, InvalidLayout, Truncated, UnsupportedFeature
 from elsa_format._kept import count_kept
@@ -43,17 +42,52 @@ class Nested:
 class Encoder(ABC):
     """Turns one nested tensor, block by block, into the parts of a layout."""
 
+    def __init__(self, tensor: Nested, room: Room | None = None) -> None:
+        """Parts go to the `room`, or to memory that the next block reuses."""
+        self.tensor, self.name = tensor, tensor.info.name
+        self.bits, self.level = tensor.bits, tensor.level
+        self.kept = self.position = 0
+        self._room = room or _Scratch()
+
     @abstractmethod
     def encode(self, words: NDArray[Any]) -> list[Piece]:
         """What the next words, a multiple of 8 but for the last, add to the parts."""
 
-    @abstractmethod
     def finish(self) -> list[Piece]:
         """What is left to add; raises CountMismatch unless the expected number was kept."""
+        if self.kept != self.tensor.expected:
+            self._mismatch("")
+        return []
+
+    def room(self, part: str, start: int, size: int, dtype: Any) -> NDArray[Any]:
+        """Memory for the next elements of a part."""
+        return self._room(part_name(part, self.name), start, size, dtype)
+
+    def took(self, words: NDArray[Any], kept: int) -> None:
+        """Count words that were encoded, and compare with the profile's count."""
+        self.position += words.size
+        self.kept += kept
+        if self.kept > self.tensor.expected:
+            self._mismatch("at least ")
+
+    def refuse(self, words: NDArray[Any]) -> NoReturn:
+        """There was no room for as many as these words keep."""
+        self.took(words, count_kept(words, self.bits, self.level))
+        raise AssertionError("room for fewer weights than expected")
+
+    def _mismatch(self, qualifier: str) -> NoReturn:
+        raise CountMismatch(
+            f"{self.tensor.where}: tensor {self.name!r}: level {self.level} "
+            f"keeps {qualifier}{self.kept} weights, expected {self.tensor.expected}"
+        )
 
 
 class Decoder(ABC):
     """Turns the parts of one tensor back into its words, in any number at a time."""
+
+    @abstractmethod
+    def __init__(self, info: TensorInfo, parts: Mapping[str, "Elements"]) -> None:
+        """Get the parts by the first word of their names."""
 
     @abstractmethod
     def decode(self, words: NDArray[Any]) -> None:
@@ -67,48 +101,16 @@ class Decoder(ABC):
 class Form(ABC):
     """One layout; a new one is a subclass, an entry in `FORMS` and a section of the spec."""
 
-    name: ClassVar[str]
+    encoder: ClassVar[type[Encoder]]
+    decoder: ClassVar[type[Decoder]]
 
     @abstractmethod
-    def parts(self, name: str, dtype: Dtype, shape: tuple[int, ...], kept: int) -> list[TensorInfo]:
+    def parts(self, info: TensorInfo, kept: int) -> list[TensorInfo]:
         """The tensors that a nested tensor becomes."""
 
-    @abstractmethod
-    def encoder(self, tensor: Nested, room: Room | None = None) -> Encoder:
-        """The way there; parts go to the `room`, or to memory that the next block reuses."""
-
-    @abstractmethod
-    def decoder(self, info: TensorInfo, parts: Mapping[str, "Elements"]) -> Decoder:
-        """The way back, from parts by the first word of their names."""
-
-    @abstractmethod
     def loaded(self, parts: list[NDArray[Any]], shape: tuple[int, ...]) -> Any:
         """What `load` returns: the parts as they were listed, as one object."""
-
-
-class Kept:
-    """The comparison of kept weights with the profile's count."""
-
-    def __init__(self, tensor: Nested) -> None:
-        self.tensor, self.expected = tensor, tensor.expected
-        self.kept = 0
-
-    def add(self, more: int) -> None:
-        """Count more weights."""
-        self.kept += more
-        if self.kept > self.expected:
-            self._mismatch("at least ")
-
-    def finish(self) -> None:
-        """Raise CountMismatch unless they were as many as expected."""
-        if self.kept != self.expected:
-            self._mismatch("")
-
-    def _mismatch(self, qualifier: str) -> NoReturn:
-        raise CountMismatch(
-            f"{self.tensor.where}: tensor {self.tensor.info.name!r}: level {self.tensor.level} "
-            f"keeps {qualifier}{self.kept} weights, expected {self.expected}"
-        )
+        raise NotImplementedError
 
 
 class _Scratch:
@@ -122,34 +124,6 @@ class _Scratch:
         if held is None or held.size < size:
             held = self._held[part] = np.empty(size, dtype)
         return held[:size]
-
-
-class SparseEncoder(Encoder):
-    """Where the next parts go, and the count of kept weights."""
-
-    def __init__(self, tensor: Nested, room: Room | None = None) -> None:
-        self.name, self.bits, self.level = tensor.info.name, tensor.bits, tensor.level
-        self.kept = Kept(tensor)
-        self.position = 0
-        self._room = room or _Scratch()
-
-    def room(self, part: str, start: int, size: int, dtype: Any) -> NDArray[Any]:
-        """Memory for the next elements of a part."""
-        return self._room(part_name(part, self.name), start, size, dtype)
-
-    def took(self, words: NDArray[Any], kept: int) -> None:
-        """Count words that were encoded."""
-        self.kept.add(kept)
-        self.position += words.size
-
-    def refuse(self, words: NDArray[Any]) -> NoReturn:
-        """There was no room for as many as these words keep."""
-        self.kept.add(count_kept(words, self.bits, self.level))
-        raise AssertionError("room for fewer weights than expected")
-
-    def finish(self) -> list[Piece]:
-        self.kept.finish()
-        return []
 
 
 class Elements:

@@ -1,6 +1,5 @@
 """The bitmask layout: one bit per weight, then the kept values (spec §9.2)."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elsa_format import _kernels
-from elsa_format._container.dtypes import DTYPES, Dtype
+from elsa_format._container.dtypes import DTYPES
 from elsa_format._container.header import TensorInfo
 from elsa_format._errors import InvalidLayout
 from elsa_format._kept import compact
@@ -18,10 +17,7 @@ from elsa_format._layouts.base import (
     Elements,
     Encoder,
     Form,
-    Nested,
     Piece,
-    Room,
-    SparseEncoder,
     empty_array,
     part_name,
     refuse_zeros,
@@ -63,12 +59,12 @@ def _check_used(used: int, there: int) -> None:
         raise InvalidLayout(f"bitmask: {used} bits set for {there} values")
 
 
-class BitmaskEncoder(SparseEncoder):
+class BitmaskEncoder(Encoder):
     """Compacts the kept words of each block."""
 
     def encode(self, words: NDArray[Any]) -> list[Piece]:
         bitmask = self.room("bitmask", self.position // 8, -(-words.size // 8), np.uint8)
-        values = self.room("values", self.kept.kept, words.size, words.dtype)
+        values = self.room("values", self.kept, words.size, words.dtype)
         try:
             kept = compact(words, self.bits, self.level, bitmask, values)
         except ValueError:
@@ -83,9 +79,9 @@ class BitmaskEncoder(SparseEncoder):
 class BitmaskDecoder(Decoder):
     """Takes as many values as bits are set."""
 
-    def __init__(self, bitmask: Elements, values: Elements) -> None:
-        self._bitmask, self._values = bitmask, values
-        self._used, self._all = 0, values.left
+    def __init__(self, info: TensorInfo, parts: Mapping[str, Elements]) -> None:
+        self._bitmask, self._values = parts["bitmask"], parts["values"]
+        self._used, self._all = 0, self._values.left
 
     def decode(self, words: NDArray[Any]) -> None:
         values = self._values.peek(words.size)
@@ -101,20 +97,14 @@ class BitmaskDecoder(Decoder):
 class BitmaskForm(Form):
     """Two parts: the bits, the values."""
 
-    name = "bitmask"
+    encoder, decoder = BitmaskEncoder, BitmaskDecoder
 
-    def parts(self, name: str, dtype: Dtype, shape: tuple[int, ...], kept: int) -> list[TensorInfo]:
-        mask_bytes = -(-math.prod(shape) // 8)
+    def parts(self, info: TensorInfo, kept: int) -> list[TensorInfo]:
+        mask_bytes = -(-info.elements // 8)
         return [
-            TensorInfo(part_name("bitmask", name), DTYPES["U8"], (mask_bytes,)),
-            TensorInfo(part_name("values", name), dtype, (kept,)),
+            TensorInfo(part_name("bitmask", info.name), DTYPES["U8"], (mask_bytes,)),
+            TensorInfo(part_name("values", info.name), info.dtype, (kept,)),
         ]
-
-    def encoder(self, tensor: Nested, room: Room | None = None) -> Encoder:
-        return BitmaskEncoder(tensor, room)
-
-    def decoder(self, info: TensorInfo, parts: Mapping[str, Elements]) -> Decoder:
-        return BitmaskDecoder(parts["bitmask"], parts["values"])
 
     def loaded(self, parts: list[NDArray[Any]], shape: tuple[int, ...]) -> Bitmask:
         bitmask, values = parts

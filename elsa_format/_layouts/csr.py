@@ -21,7 +21,6 @@ from elsa_format._layouts.base import (
     Nested,
     Piece,
     Room,
-    SparseEncoder,
     empty_array,
     part_name,
     refuse_zeros,
@@ -89,7 +88,7 @@ def _expand(
         raise InvalidLayout(f"csr: {error}") from None
 
 
-class CsrEncoder(SparseEncoder):
+class CsrEncoder(Encoder):
     """Counts along the rows."""
 
     def __init__(self, tensor: Nested, room: Room | None = None) -> None:
@@ -105,7 +104,7 @@ class CsrEncoder(SparseEncoder):
     def encode(self, words: NDArray[Any]) -> list[Piece]:
         row, column = divmod(self.position, self.cols)
         ended, rest = divmod(column + words.size, self.cols)
-        before = self.kept.kept
+        before = self.kept
         # Rows are counted from the block's first, so that memory does not grow with rows.
         indptr = self.room("indptr", row, ended + 1 + (rest > 0), self.index)
         indices = self.room("indices", before, words.size, self.index)
@@ -137,8 +136,11 @@ class CsrEncoder(SparseEncoder):
 class CsrDecoder(Decoder):
     """Whole rows at once where the words hold them, else a stretch of one row."""
 
-    def __init__(self, cols: int, indptr: Elements, indices: Elements, values: Elements) -> None:
-        self.cols, self._indptr, self._indices, self._values = cols, indptr, indices, values
+    def __init__(self, info: TensorInfo, parts: Mapping[str, Elements]) -> None:
+        _, self.cols = matrix_shape(info.shape)
+        self._indptr, self._indices, self._values = (
+            parts[name] for name in ("indptr", "indices", "values")
+        )
         self._column, self._last = 0, -1
         self._done = self._end = 0
         """Kept words before this place, and before the end of the row that was begun."""
@@ -212,23 +214,16 @@ class CsrDecoder(Decoder):
 class CsrForm(Form):
     """Three parts: row ends, columns, values."""
 
-    name = "csr"
+    encoder, decoder = CsrEncoder, CsrDecoder
 
-    def parts(self, name: str, dtype: Dtype, shape: tuple[int, ...], kept: int) -> list[TensorInfo]:
-        rows, cols = matrix_shape(shape)
+    def parts(self, info: TensorInfo, kept: int) -> list[TensorInfo]:
+        rows, cols = matrix_shape(info.shape)
         index = index_dtype(kept, cols)
         return [
-            TensorInfo(part_name("indptr", name), index, (rows + 1,)),
-            TensorInfo(part_name("indices", name), index, (kept,)),
-            TensorInfo(part_name("values", name), dtype, (kept,)),
+            TensorInfo(part_name("indptr", info.name), index, (rows + 1,)),
+            TensorInfo(part_name("indices", info.name), index, (kept,)),
+            TensorInfo(part_name("values", info.name), info.dtype, (kept,)),
         ]
-
-    def encoder(self, tensor: Nested, room: Room | None = None) -> Encoder:
-        return CsrEncoder(tensor, room)
-
-    def decoder(self, info: TensorInfo, parts: Mapping[str, Elements]) -> Decoder:
-        _, cols = matrix_shape(info.shape)
-        return CsrDecoder(cols, parts["indptr"], parts["indices"], parts["values"])
 
     def loaded(self, parts: list[NDArray[Any]], shape: tuple[int, ...]) -> Csr:
         indptr, indices, values = parts

@@ -4,6 +4,7 @@ import contextlib
 import os
 import stat
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import IO, Any, Protocol
 
 from elsa_format._output.atomic import AtomicFile, commit_together
@@ -63,11 +64,11 @@ def descriptor(path: str | os.PathLike[str]) -> int | None:
     return int(name) if own and name.isdecimal() else None
 
 
-def commit_outputs(outputs: Sequence[Output]) -> None:
+def commit_outputs(outputs: Sequence[Output], *, instead_of: Path | None = None) -> None:
     """Let outputs appear that belong together, the last only while all others are there."""
     files = [output for output in outputs if isinstance(output, AtomicFile)]
     if len(files) == len(outputs):
-        commit_together(files)
+        commit_together(files, instead_of=instead_of)
         return
     for output in outputs:  # a device or pipe among them
         output.commit()

@@ -185,7 +185,7 @@ class AtomicFile:
     def close(self) -> None:
         """Make the name durable."""
         self._close()
-        _sync_folder(self.path)
+        sync_folder(self.path)
 
     def _close(self) -> None:
         if self.fd >= 0:
@@ -227,12 +227,12 @@ def commit_together(files: Sequence[AtomicFile], *, instead_of: Path | None = No
         try:
             if instead_of is not None:
                 instead_of.unlink(missing_ok=True)
-                _sync_folder(instead_of)
+                sync_folder(instead_of)
             for file in others:
                 file.take_name()
                 named.append(file)
             for path in {file.path.parent: file.path for file in others}.values():
-                _sync_folder(path)
+                sync_folder(path)
             last.take_name()
         except BaseException:
             for file in named:
@@ -242,7 +242,8 @@ def commit_together(files: Sequence[AtomicFile], *, instead_of: Path | None = No
         file.close()
 
 
-def _sync_folder(path: Path) -> None:
+def sync_folder(path: Path) -> None:
+    """Make names beside a path durable."""
     with contextlib.suppress(OSError):  # not every directory can be synced
         folder = os.open(path.parent, os.O_RDONLY)
         try:

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import filecmp
+import hashlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -10,16 +11,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from elsa_format._container.index import is_index
-from elsa_format._errors import OutputExists
+from elsa_format._container.listing import Entry, Listing, is_inside
+from elsa_format._errors import InvalidOption, OutputExists
 from elsa_format._output import Target, is_special
 from elsa_format._output.atomic import AtomicFile, new_folders
 from elsa_format._storage.directory import (
     WeightsName,
     candidates,
     is_directory,
-    is_weights,
-    module_folders,
-    other_files,
+    side_files,
     weights_file,
 )
 from elsa_format._storage.shards import read_index
@@ -29,8 +29,6 @@ COPIED = 1 << 20
 """Bytes copied at a time."""
 OPEN = 200
 """Side files that have no name before they are whole; more of them wait under temporary ones."""
-ALSO = ("pytorch_model.bin",)
-"""Weights that can be packed where there are no others."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +47,8 @@ class InDirectory(os.PathLike[str]):
         """Copies that wait for their names; folders that are empty afterwards go again."""
         if os.path.lexists(self.folder) and not self.folder.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self.folder))
-        self._refuse_others()
-        names, _ = self._others()
+        refuse_others(self.folder, self.name)
+        names, _ = side_files(self.source, self.folder)
         with contextlib.ExitStack() as stack:
             stack.enter_context(new_folders(self.folder))
             copies = []
@@ -66,32 +64,40 @@ class InDirectory(os.PathLike[str]):
                     copies[-1].put_away()
             yield copies
 
-    def _others(self) -> tuple[list[Path], list[Path]]:
-        """The files to copy, and those not to: they hold weights, and of no other module."""
-        modules = module_folders(self.source)
-        names: tuple[list[Path], list[Path]] = ([], [])
-        for name in other_files(self.source, self.folder):
-            left = is_weights(name.name) and str(name.parent) not in modules - {"", "."}
-            names[left].append(name)
-        return names
-
     @property
     def not_copied(self) -> list[str]:
         """Weights of the directory that are neither copied nor what is read."""
-        read = weights_file(self.source, ALSO)
+        read = weights_file(self.source, torch=True)
         own = {read.name, *(read_index(read)[0].files if is_index(read) else ())}
-        return [str(name) for name in self._others()[1] if str(name) not in own]
+        left = side_files(self.source, self.folder)[1]
+        return [str(name) for name in left if str(name) not in own]
 
-    def _refuse_others(self) -> None:
-        """What was written is what is found afterwards, by others too."""
-        if not self.folder.is_dir():
-            return
-        for name in candidates(self.folder):
-            if name != self.name and not _hides(self.name, name):
-                raise OutputExists(
-                    f"{self.folder / name}: is there already, and would be taken for {self.name}; "
-                    "remove it, or write to another directory"
-                )
+    def listing(self) -> Listing:
+        """The list of the files that will be here."""
+        return list_directory(self.source, self.name, self.folder)
+
+
+def list_directory(folder: Path, weights: str, apart: Path | None = None) -> Listing:
+    """The list of a directory's side files, for weights of this name."""
+    entries = {}
+    for path in side_files(folder, apart)[0]:
+        name = path.as_posix()
+        if not is_inside(name):
+            raise InvalidOption(f"{folder / path}: such a name cannot be listed; rename the file")
+        with open(folder / path, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            entries[name] = Entry(os.fstat(file.fileno()).st_size, digest)
+    return Listing(weights, entries)
+
+
+def refuse_others(folder: Path, name: str) -> None:
+    """What is written is what is found afterwards, by others too."""
+    for other in candidates(folder) if folder.is_dir() else ():
+        if other != name and not _hides(name, other):
+            raise OutputExists(
+                f"{folder / other}: is there already, and would be taken for {name}; "
+                "remove it, or write to another directory"
+            )
 
 
 def _hides(name: str, other: str) -> bool:
@@ -117,15 +123,22 @@ def in_directory(
     """
     if not goes_to_directory(source, target):
         return target
-    found = weights_file(source, ALSO).name
-    name = (WeightsName.parse(found) or WeightsName()).stored_as(variant)
+    found = weights_file(source, torch=True).name
+    parsed = WeightsName.parse(found) or WeightsName.parse(found, torch=True)
+    assert parsed is not None, "weights_file goes by these names"
+    name = parsed.stored_as(variant)
     name = replace(name, sharded=name.sharded or sharded)
     return InDirectory(Path(source), Path(target), str(name))  # type: ignore[arg-type]
 
 
 def goes_to_directory(source: Any, target: Target) -> bool:
     """Whether what is made of a source is a directory."""
-    if not isinstance(target, str | os.PathLike) or not is_directory(source):
+    return is_directory(source) and names_directory(target)
+
+
+def names_directory(target: Target) -> bool:
+    """Whether a target is a directory, or would be one: it has not the name of a file."""
+    if not isinstance(target, str | os.PathLike):
         return False
     path = os.fspath(target)
     if os.path.isdir(path) or path.endswith(("/", os.sep)):

@@ -2,13 +2,15 @@
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from elsa_format._container.index import is_index, shard_names
+from elsa_format._container.header import TensorInfo
+from elsa_format._container.index import index_bytes, is_index, shard_names
 from elsa_format._options import whole
 from elsa_format._output import Output, Target, commit_outputs, is_special, open_output
-from elsa_format._output.atomic import AtomicFile, commit_together
+from elsa_format._output.atomic import AtomicFile
 from elsa_format._output.directory import InDirectory
 from elsa_format._storage.directory import weights_file
 from elsa_format._storage.shards import read_index
@@ -57,27 +59,25 @@ class Destination:
     def __init__(
         self,
         outputs: Sequence[Output],
-        index: "_ShardSet | None" = None,
-        before: Sequence[AtomicFile] = (),
+        before: Sequence[AtomicFile],
+        names: Sequence[str] = (),
+        index: AtomicFile | None = None,
     ) -> None:
-        self.outputs, self._index, self._before = outputs, index, before
+        self.outputs, self._before, self._names, self._index = outputs, before, names, index
 
     @property
     def sharded(self) -> bool:
         """Whether there is an index."""
         return self._index is not None
 
-    @property
-    def names(self) -> list[str]:
-        """The files of the shards."""
-        return self._index.names if self._index else []
-
-    def commit(self, index: bytes = b"") -> None:
-        """Everything is written: let it appear."""
+    def commit(self, tensors: Sequence[Iterable[TensorInfo]], about: Mapping[str, Any]) -> None:
+        """Everything is written: let it appear, and an index of each file's tensors last."""
+        outputs, old = [*self._before, *self.outputs], None
         if self._index is not None:
-            self._index.commit(index)
-        else:
-            commit_outputs([*self._before, *self.outputs])
+            self._index.write_at(0, index_bytes(self._names, tensors, about))
+            outputs.append(self._index)
+            old = self._index.path if self._index.force else None
+        commit_outputs(outputs, instead_of=old)
 
 
 @contextlib.contextmanager
@@ -89,42 +89,16 @@ def open_destination(
         before: Sequence[AtomicFile] = ()
         if isinstance(target, InDirectory):
             before = stack.enter_context(target.side_files(force=force))
-        if isinstance(target, str | os.PathLike) and is_index(target):
-            files = _ShardSet(Path(target), count, before, force=force)
-            stack.callback(files.discard)
-            yield Destination(files.shards, files)
-        else:
+        if not isinstance(target, str | os.PathLike) or not is_index(target):
             output = stack.enter_context(open_output(target, force=force, in_order=in_order))
-            yield Destination([output], before=before)
-
-
-class _ShardSet:
-    """Shards and their index, and what takes its name before them."""
-
-    def __init__(
-        self, index: Path, count: int, before: Sequence[AtomicFile], *, force: bool
-    ) -> None:
-        self.path, self.force, self._before = index, force, before
-        self.names = shard_names(index, count)
-        self.shards: list[AtomicFile] = []
-        self._index = AtomicFile(index, force=force)
-        try:
-            for name in self.names:
-                self.shards.append(AtomicFile(index.parent / name, force=force))
-        except BaseException:
-            self.discard()
-            raise
-
-    def commit(self, index: bytes) -> None:
-        """Let the shards appear, then the index."""
-        self._index.write_at(0, index)
-        old = self._index.path if self.force else None
-        commit_together([*self._before, *self.shards, self._index], instead_of=old)
-
-    def discard(self) -> None:
-        """Leave nothing of what has no name yet."""
-        for file in (*self.shards, self._index):
-            file.discard()
+            yield Destination([output], before)
+            return
+        names = shard_names(target, count)
+        files = []
+        for path in (Path(target), *(Path(target).parent / name for name in names)):
+            files.append(AtomicFile(path, force=force))
+            stack.callback(files[-1].discard)
+        yield Destination(files[1:], before, names, index=files[0])
 
 
 def written_size(target: str | os.PathLike[str]) -> int | None:

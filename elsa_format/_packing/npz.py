@@ -77,7 +77,6 @@ class NpzCheckpoint(Checkpoint):
                 yield np.frombuffer(data, np.uint8)
 
     def close(self) -> None:
-        """Close the archive."""
         self._zip.close()
 
 

@@ -8,13 +8,13 @@ from typing import Any
 from numpy.typing import NDArray
 
 from elsa_format._container.foreign import SNIFFED
-from elsa_format._container.index import is_index, is_url
+from elsa_format._container.index import is_index, is_url, shards_suffix
 from elsa_format._errors import MissingExtra
-from elsa_format._output.directory import ALSO
 from elsa_format._packing.arrays import ArrayCheckpoint
 from elsa_format._packing.checkpoint import Adapted, Checkpoint, PathLike
 from elsa_format._packing.npz import NpzCheckpoint
 from elsa_format._packing.safetensors import SafetensorsCheckpoint
+from elsa_format._packing.shards import ShardedCheckpoint
 from elsa_format._storage.directory import weights_file
 
 CheckpointLike = str | os.PathLike[str] | Mapping[str, NDArray[Any]] | Checkpoint
@@ -26,10 +26,12 @@ def open_checkpoint(source: CheckpointLike) -> Checkpoint:
         return _of_arrays(source)
     if not isinstance(source, str | os.PathLike):
         return source if isinstance(source, Checkpoint) else Adapted(source)
-    file: PathLike = weights_file(source, ALSO)
-    if is_index(file) or is_url(file):
+    file: PathLike = weights_file(source, torch=True)
+    if is_url(file) or (is_index(file) and shards_suffix(file) in ("", "safetensors")):
         return SafetensorsCheckpoint(file)
     path = Path(file)
+    if is_index(path):
+        return ShardedCheckpoint(path, lambda shard: _of_file(shard, shards_suffix(path)))
     suffix = path.suffix.lower().lstrip(".")
     if suffix == "npz":
         return NpzCheckpoint(path)

@@ -3,7 +3,7 @@
 import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from fractions import Fraction
 from functools import cached_property
@@ -166,16 +166,26 @@ def pack(
             if folder is not None and patterns:
                 axes, uneven = pattern_axes(network.tensors, common_group(patterns), axis)
                 choice = choice.without(uneven)
-            assignment = _one_shot(network, parsed, scope, axes, any_order=is_index(out))
+            if patterns:
+                assignment = PatternLevels(network, patterns, axes)
+            else:
+                fractions = [level for level in parsed if isinstance(level, Fraction)]
+                assignment = MagnitudeLevels(network, fractions, scope, any_order=is_index(out))
         elif levels is not None:
-            variants = [opened(level) for level in _several(levels)]
+            if isinstance(levels, str | os.PathLike | Mapping | Checkpoint):
+                levels = [levels]
+            variants = [opened(level) for level in levels]
             assignment = NestedCheckpoints(network, variants)
             _check_shared(network, variants, choice)
         else:
             assert counters is not None
             given = opened(counters)
             choice = choice.only(given.tensors, "no counters given")
-            assignment = GivenCounters(network, given, choice.nested, _count(level_count, names))
+            if level_count is not None:
+                level_count = whole("level_count", level_count, low=1, high=MAX_LEVELS)
+            elif names is not None:
+                level_count = len(names)
+            assignment = GivenCounters(network, given, choice.nested, level_count)
         if choice.per_level and not variants:
             raise TensorMismatch(
                 "per-level tensors come from level checkpoints, and none are given"
@@ -188,7 +198,7 @@ def pack(
             job.bits,
             specs,
             frozenset(choice.nested),
-            frozenset(choice.per_level),
+            choice.per_level,
             network.metadata,
             digests=digests,
             about=network.about,
@@ -203,22 +213,6 @@ def pack(
         if template is not None:
             network.write_template(template, os.fspath(out), force=force)  # type: ignore[arg-type]
         return report
-
-
-def _one_shot(
-    network: Checkpoint,
-    levels: list[Fraction | Pattern],
-    scope: Scope,
-    axis: int | Mapping[str, int],
-    *,
-    any_order: bool = False,
-) -> Assignment:
-    """Levels by magnitude; with `any_order`, tensors can then be written in any order."""
-    patterns = [level for level in levels if isinstance(level, Pattern)]
-    if patterns:
-        return PatternLevels(network, patterns, axis)
-    fractions = [level for level in levels if isinstance(level, Fraction)]
-    return MagnitudeLevels(network, fractions, scope, any_order=any_order)
 
 
 def _check_template(
@@ -238,8 +232,8 @@ class _Choice:
     """What is to become of each tensor."""
 
     nested: tuple[str, ...]
-    per_level: tuple[str, ...]
-    shared: dict[str, str] = field(default_factory=dict)
+    per_level: frozenset[str]
+    shared: dict[str, str]
 
     def without(self, reasons: Mapping[str, str]) -> "_Choice":
         dropped = {name: reasons[name] for name in self.nested if name in reasons}
@@ -248,20 +242,6 @@ class _Choice:
 
     def only(self, names: Mapping[str, object], reason: str) -> "_Choice":
         return self.without({name: reason for name in self.nested if name not in names})
-
-
-def _several(levels: CheckpointLike | Iterable[CheckpointLike]) -> list[CheckpointLike]:
-    """The checkpoints of the levels; a lone one is one level."""
-    if isinstance(levels, str | os.PathLike | Mapping | Checkpoint):
-        return [levels]
-    return list(levels)
-
-
-def _count(stated: int | None, names: Sequence[str] | None) -> int | None:
-    """The number of levels, if it was said."""
-    if stated is None:
-        return None if names is None else len(names)
-    return whole("level_count", stated, low=1, high=MAX_LEVELS)
 
 
 def _choose(
@@ -289,7 +269,7 @@ def _choose(
             shared[name] = f"{len(info.shape)}-dimensional" if few else "not a layer's weight"
         else:
             nested.append(name)
-    return _Choice(tuple(nested), tuple(varying), shared)
+    return _Choice(tuple(nested), frozenset(varying), shared)
 
 
 def _name(specs: list[LevelSpec], names: Sequence[str] | None) -> list[LevelSpec]:
@@ -306,32 +286,32 @@ def _name(specs: list[LevelSpec], names: Sequence[str] | None) -> list[LevelSpec
     return specs
 
 
+@dataclass(frozen=True)
 class _Job:
     """A checkpoint, and all that was decided about it."""
 
-    def __init__(
-        self,
-        network: Checkpoint,
-        assignment: Assignment,
-        variants: list[Checkpoint],
-        choice: _Choice,
-        specs: list[LevelSpec],
-        rounding: Rounding,
-    ) -> None:
-        self.network, self.assignment = network, assignment
-        self.choice, self.specs = choice, specs
-        self.rounding = rounding
-        self.bits = bits_for(len(specs))
-        self.nested = [network.tensors[name] for name in choice.nested]
-        numbers = range(1, len(specs) + 1)
-        self._variants = {
-            name: [replace(network.tensors[name], name=variant_name(name, t)) for t in numbers]
-            for name in choice.per_level
-        }
-        self._variant_of = {
+    network: Checkpoint
+    assignment: Assignment
+    variants: list[Checkpoint]
+    choice: _Choice
+    specs: list[LevelSpec]
+    rounding: Rounding
+
+    @property
+    def bits(self) -> int:
+        return bits_for(len(self.specs))
+
+    @cached_property
+    def nested(self) -> dict[str, TensorInfo]:
+        return {name: self.network.tensors[name] for name in self.choice.nested}
+
+    @cached_property
+    def _variants(self) -> dict[str, tuple[Checkpoint, str]]:
+        """Where the variants of tensors come from, by their stored names."""
+        return {
             variant_name(name, t): (checkpoint, name)
-            for t, checkpoint in enumerate(variants, 1)
-            for name in choice.per_level
+            for name in self.choice.per_level
+            for t, checkpoint in enumerate(self.variants, 1)
         }
 
     def check(self) -> None:
@@ -351,7 +331,7 @@ class _Job:
                 "2 dimensions",
                 "{include} names others",
             )
-        for info in self.nested:
+        for info in self.nested.values():
             check_bits(info.dtype, self.bits, f"{self.network.path}: tensor {info.name!r}")
 
     @property
@@ -369,15 +349,18 @@ class _Job:
         return [self._with_variants(names) for names in groups]
 
     def _with_variants(self, names: Iterable[str]) -> list[TensorInfo]:
-        names = list(names)
         infos = [self.network.tensors[name] for name in names]
-        return infos + [info for name in names for info in self._variants.get(name, ())]
+        varying = [info for info in infos if info.name in self.choice.per_level]
+        numbers = range(1, len(self.specs) + 1)
+        variants = [replace(it, name=variant_name(it.name, t)) for it in varying for t in numbers]
+        return infos + variants
 
     def run(self, writer: NetworkWriter, progress: Progress, jobs: int) -> None:
         """Decide on the counters, then write all tensors."""
-        passes = self.assignment.passes * sum(info.nbytes for info in self.nested)
+        nested = list(self.nested.values())
+        passes = self.assignment.passes * sum(info.nbytes for info in nested)
         meter = Meter(progress, passes + sum(info.nbytes for info in self.infos))
-        self.assignment.prepare(self.nested, meter.tick)
+        self.assignment.prepare(nested, meter.tick)
 
         def write_shard(shard: ShardWriter) -> None:
             for name in shard.tensors:
@@ -388,14 +371,10 @@ class _Job:
         meter.run(write_shard, writer.shards, jobs)
 
     def _stored(self, name: str) -> Iterator[Words]:
-        if name in self._nested_names:
-            return self._embedded(self.network.tensors[name])
-        checkpoint, plain = self._variant_of.get(name, (self.network, name))
+        if name in self.nested:
+            return self._embedded(self.nested[name])
+        checkpoint, plain = self._variants.get(name, (self.network, name))
         return checkpoint.blocks(plain, BLOCK)
-
-    @cached_property
-    def _nested_names(self) -> frozenset[str]:
-        return frozenset(self.choice.nested)
 
     def _embedded(self, info: TensorInfo) -> Iterator[Words]:
         embedding = Embedding(info.dtype, self.bits, len(self.specs), self.rounding)
@@ -412,12 +391,12 @@ class _Job:
 
     def report(self, profile: Profile, not_copied: list[str]) -> PackReport:
         """What was packed."""
-        sizes = {info.name: info.elements for info in self.nested}
+        sizes = {name: info.elements for name, info in self.nested.items()}
         weights = sum(sizes.values())
         levels = [level.name for level in profile.levels]
         notes = (
             *self.assignment.notes,
-            *_notes(self.nested, self.bits),
+            *_notes(list(self.nested.values()), self.bits),
             *starved_notes(profile.nested, sizes, levels),
         )
         if not_copied:

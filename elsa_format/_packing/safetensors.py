@@ -37,7 +37,6 @@ class SafetensorsCheckpoint(Checkpoint):
 
     @property
     def groups(self) -> Sequence[Sequence[str]]:
-        """The tensors of each file."""
         return self._groups
 
     def blocks(self, name: str, size: int) -> Iterator[NDArray[np.uint8]]:
@@ -54,11 +53,9 @@ class SafetensorsCheckpoint(Checkpoint):
         give_block(buffer)
 
     def check_unchanged(self) -> None:
-        """Raise InputChanged if a file was modified since it was opened."""
         self._storage.check_unchanged()
 
     def close(self) -> None:
-        """Close the files."""
         self._storage.close()
 
 

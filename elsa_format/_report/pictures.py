@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from elsa_format._container.dtypes import DTYPES, Dtype
 from elsa_format._container.header import TensorInfo
-from elsa_format._errors import CounterOutOfRange, CountMismatch
+from elsa_format._errors import CounterOutOfRange
 from elsa_format._level_reader import LevelReader
 from elsa_format._profile import Profile
 
@@ -178,12 +178,7 @@ def _check(info: TensorInfo, counts: NDArray[np.int64], profile: Profile, where:
         raise CounterOutOfRange(
             f"{where}: tensor {info.name!r}: counter {top}, expected 0..{levels}"
         )
-    found = tuple(int(n) for n in counts[1 : levels + 1].cumsum())
-    if found != profile.nested[info.name]:
-        raise CountMismatch(
-            f"{where}: tensor {info.name!r}: levels keep {list(found)}, "
-            f"expected {list(profile.nested[info.name])}"
-        )
+    profile.check_counts(info.name, counts.tolist(), where)
 
 
 def _used(counted: NDArray[np.int64]) -> tuple[int, int]:

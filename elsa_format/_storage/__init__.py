@@ -23,6 +23,8 @@ def open_storage(source: Source, *, along: bool = False) -> Storage:
         if os.path.exists(source) and not os.path.isfile(source):  # a named pipe: `<(command)`
             return PipeStorage(InputFile(source), os.fspath(source), owned=True)
         return FileStorage(source)
+    if not hasattr(source, "read"):
+        raise TypeError(f"source {source!r}, expected a path, a URL or a binary stream")
     if not along and source.seekable():
         return StreamStorage(source)
     return PipeStorage(source, stream_name(source))

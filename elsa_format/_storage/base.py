@@ -2,6 +2,7 @@
 
 import os
 import sys
+from abc import ABC, abstractmethod
 from typing import IO, Any, Protocol
 
 from elsa_format._container.header import Readable
@@ -13,10 +14,14 @@ Source = str | os.PathLike[str] | IO[bytes]
 class Reader(Protocol):
     """Bytes read along; short reads are allowed, and none means the end."""
 
-    def read(self, size: int, /) -> bytes: ...
     def readinto(self, buffer: Any, /) -> int: ...
     def seek(self, position: int, /) -> None: ...
     def close(self) -> None: ...
+
+    def read(self, size: int, /) -> bytes:
+        """At most `size` bytes, and a mebibyte."""
+        buffer = bytearray(min(size, 1 << 20))
+        return bytes(buffer[: self.readinto(buffer)])
 
 
 class Storage(Protocol):
@@ -49,30 +54,45 @@ class Storage(Protocol):
     def close(self) -> None: ...
 
 
-class _Positioned(Protocol):
-    def read_at(self, position: int, view: memoryview) -> int: ...
+class PositionedStorage(ABC):
+    """Storage that reads at any position by itself, and has nothing to compare or to close."""
+
+    name: str
+    size: int | None
+    high_latency = False
+
+    @abstractmethod
+    def read_at(self, position: int, view: memoryview) -> int:
+        """Fill as much of the buffer as one read gives from a position."""
+
+    def front(self) -> Readable:
+        """The first bytes, whatever size the system states: some files have none."""
+        return self.reader(0, sys.maxsize)
+
+    def reader(self, start: int, stop: int) -> Reader:
+        """The bytes of a range."""
+        return Window(self, start, stop)
+
+    def check_unchanged(self) -> None:  # noqa: B027 - a stream is its owner's
+        """Raise InputChanged if the bytes are no longer those that were opened."""
+
+    def close(self) -> None:  # noqa: B027
+        """Close what was opened here."""
 
 
-class Window:
+class Window(Reader):
     """A range of a storage, read along."""
 
-    def __init__(self, storage: _Positioned, start: int, stop: int) -> None:
+    def __init__(self, storage: PositionedStorage, start: int, stop: int) -> None:
         self.storage, self.position, self.stop = storage, start, stop
 
     def readinto(self, buffer: Any, /) -> int:
-        """As much of the buffer and the range as one read gives."""
         view = memoryview(buffer)[: max(self.stop - self.position, 0)]
         count = self.storage.read_at(self.position, view) if view else 0
         self.position += count
         return count
 
-    def read(self, size: int, /) -> bytes:
-        """At most `size` bytes."""
-        buffer = bytearray(max(min(size, self.stop - self.position), 0))
-        return bytes(buffer[: self.readinto(buffer)])
-
     def seek(self, position: int, /) -> None:
-        """Go on elsewhere."""
         self.position = position
 
     def close(self) -> None:

@@ -1,18 +1,20 @@
 """Model directories, as `save_pretrained` writes them: which file holds the weights.
 
 Weights are called `model`, in diffusers `diffusion_pytorch_model`; a variant, such as fp16, stands
-before the last suffix: `model.fp16.safetensors`, `model.safetensors.index.fp16.json`.
+before the last suffix: `model.fp16.safetensors`, `model.safetensors.index.fp16.json`. What was
+saved by `torch.save` is called `pytorch_model.bin`, and shards of it are named likewise.
 """
 
 import errno
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from elsa_format._container import listing
 from elsa_format._container.index import is_index
 from elsa_format._errors import InvalidOption
 
@@ -24,6 +26,9 @@ OWN = ("bitmask", "csr", SHIP)
 _NAME = re.compile(
     r"(model|diffusion_pytorch_model)((?:\.[^.]+)*)\.safetensors"
     r"(\.index((?:\.[^.]+)*)\.json)?"
+)
+_TORCH_NAME = re.compile(
+    r"((?:diffusion_)?pytorch_model)((?:\.[^.]+)*)\.bin(\.index((?:\.[^.]+)*)\.json)?"
 )
 _SHARD = re.compile(r"-\d{5}-of-\d{5}")
 _WEIGHTS = re.compile(
@@ -47,13 +52,18 @@ class WeightsName:
     sharded: bool = False
 
     @classmethod
-    def parse(cls, name: str) -> "WeightsName | None":
-        """The parts of a file's name, if weights are called so."""
-        found = _NAME.fullmatch(name)
+    def parse(cls, name: str, *, torch: bool = False) -> "WeightsName | None":
+        """The parts of a file's name, if weights are called so; or those that `torch.save` wrote.
+
+        >>> str(WeightsName.parse("pytorch_model.bin.index.json", torch=True))
+        'model.safetensors.index.json'
+        """
+        found = (_TORCH_NAME if torch else _NAME).fullmatch(name)
         if found is None or _SHARD.search(name):
             return None
+        stem = "model" if found[1] == "pytorch_model" else found[1]
         variants = f"{found[2]}{found[4] or ''}".split(".")[1:]
-        return cls(found[1], tuple(variants), found[3] is not None)
+        return cls(stem, tuple(variants), found[3] is not None)
 
     def stored_as(self, variant: str | None) -> "WeightsName":
         """The same weights, stored in a way that has a variant of its own, or as plain loaders do.
@@ -76,10 +86,10 @@ def is_directory(source: object) -> bool:
     return isinstance(source, str | os.PathLike) and os.path.isdir(source)
 
 
-def weights_file(source: Any, also: Sequence[str] = ()) -> Any:
+def weights_file(source: Any, *, torch: bool = False) -> Any:
     """The file or shard index with the weights of a directory; any other source is returned.
 
-    A variant is taken where there are no others. Names in `also` are looked for if all is in vain.
+    A variant is taken where there are no others; if all is in vain, what `torch.save` wrote.
 
     >>> os.makedirs("bert", exist_ok=True)
     >>> open("bert/model.safetensors", "wb").close()
@@ -89,7 +99,7 @@ def weights_file(source: Any, also: Sequence[str] = ()) -> Any:
     if not is_directory(source):
         return source
     folder = Path(source)
-    names = candidates(folder) or [name for name in also if (folder / name).exists()]
+    names = candidates(folder) or (candidates(folder, torch=True) if torch else [])
     if not names:
         raise IsADirectoryError(errno.EISDIR, advice(folder), os.fspath(source))
     if len(names) > 1:
@@ -97,9 +107,9 @@ def weights_file(source: Any, also: Sequence[str] = ()) -> Any:
     return folder / names[0]
 
 
-def candidates(folder: Path) -> list[str]:
+def candidates(folder: Path, *, torch: bool = False) -> list[str]:
     """What may be meant by a directory's weights: several only if nothing tells between them."""
-    parsed = {name: WeightsName.parse(name) for name in sorted(os.listdir(folder))}
+    parsed = {name: WeightsName.parse(name, torch=torch) for name in sorted(os.listdir(folder))}
     found = {n: it for n, it in parsed.items() if it and not os.path.isdir(folder / n)}
     return [name for name, it in found.items() if not it.variants] or list(found)
 
@@ -138,8 +148,9 @@ def module_folders(folder: Path) -> set[str]:
 def other_files(folder: Path, apart: Path | None = None) -> Iterator[Path]:
     """What else is in a directory and its folders, relative to it; hidden folders are left alone.
 
-    Links to files count as files, as in a download cache; links to folders and pipes do not count.
-    A folder that is to be `apart` is left alone, too: where the copy goes.
+    So is a list of the files, which is of this directory, not of a copy. Links to files count as
+    files, as in a download cache; links to folders and pipes do not count. A folder that is to be
+    `apart` is left alone, too: where the copy goes.
     """
     for place, folders, files in os.walk(folder, onerror=_raise):
         folders[:] = sorted(
@@ -149,8 +160,19 @@ def other_files(folder: Path, apart: Path | None = None) -> Iterator[Path]:
             and not (apart and apart.exists() and apart.samefile(os.path.join(place, name)))
         )
         for name in sorted(files):
-            if os.path.isfile(os.path.join(place, name)):
-                yield Path(place, name).relative_to(folder)
+            path = Path(place, name).relative_to(folder)
+            if os.path.isfile(folder / path) and str(path) != listing.NAME:
+                yield path
+
+
+def side_files(folder: Path, apart: Path | None = None) -> tuple[list[Path], list[Path]]:
+    """What goes with the weights, and what does not: it holds weights, and of no other module."""
+    modules = module_folders(folder)
+    names: tuple[list[Path], list[Path]] = ([], [])
+    for name in other_files(folder, apart):
+        left = is_weights(name.name) and str(name.parent) not in modules - {"", "."}
+        names[left].append(name)
+    return names
 
 
 def _raise(error: OSError) -> None:

@@ -29,12 +29,10 @@ class FsspecStorage(StreamStorage):
             stack.pop_all()
 
     def read_at(self, position: int, view: memoryview) -> int:
-        """Fill as much of the buffer as one read gives from a position."""
         with _store_errors(self._url):
             return super().read_at(position, view)
 
     def close(self) -> None:
-        """Close what was opened here."""
         with _store_errors(self._url):
             self._stream.close()
 

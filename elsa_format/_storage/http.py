@@ -113,7 +113,6 @@ class HttpStorage:
         return self.reader(0, LENGTH_BYTES + min(length, MAX_HEADER))
 
     def reader(self, start: int, stop: int) -> Reader:
-        """Read along a range."""
         return HttpReader(self, start, stop)
 
     def head(self, start: int, stop: int) -> bytes:
@@ -204,7 +203,7 @@ class _Response:
         return count
 
 
-class HttpReader:
+class HttpReader(Reader):
     """A range read along, over as many connections as it takes."""
 
     def __init__(self, storage: HttpStorage, start: int, stop: int) -> None:
@@ -227,11 +226,6 @@ class HttpReader:
             except (OSError, StatusError) as error:
                 self.close()
                 self.retry_or_raise(error)
-
-    def read(self, size: int, /) -> bytes:
-        """Up to `size` bytes."""
-        buffer = bytearray(min(size, SKIP))
-        return bytes(buffer[: self.readinto(buffer)])
 
     def seek(self, position: int, /) -> None:
         """Go on elsewhere; a short way ahead the connection is kept."""

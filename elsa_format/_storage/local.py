@@ -10,9 +10,8 @@ import tempfile
 import threading
 from typing import IO, Any
 
-from elsa_format._container.header import Readable
 from elsa_format._errors import InputChanged
-from elsa_format._storage.base import Reader, Storage, Window, stream_name
+from elsa_format._storage.base import PositionedStorage, Reader, Storage, stream_name
 from elsa_format._storage.directory import advice
 
 
@@ -54,10 +53,8 @@ class InputFile(io.FileIO):
         return (found.st_size, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else None
 
 
-class FileStorage:
+class FileStorage(PositionedStorage):
     """A file on disk."""
-
-    high_latency = False
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.name = os.fspath(path)
@@ -65,7 +62,6 @@ class FileStorage:
         self.size = os.fstat(self._file.fileno()).st_size
 
     def read_at(self, position: int, view: memoryview) -> int:
-        """Fill as much of the buffer as one read gives from a position."""
         if hasattr(os, "preadv"):
             try:
                 return os.preadv(self._file.fileno(), [view], position)
@@ -75,27 +71,17 @@ class FileStorage:
             self._file.seek(position)
             return self._file.readinto(view) or 0
 
-    def front(self) -> Readable:
-        """Read from the front, whatever size the system states: some files have none."""
-        return Window(self, 0, sys.maxsize)
-
-    def reader(self, start: int, stop: int) -> Reader:
-        """Read along a range."""
-        return Window(self, start, stop)
-
     def check_unchanged(self) -> None:
-        """Compare size and time of change with those when it was opened."""
         self._file.check_unchanged()
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 
-class StreamStorage:
+class StreamStorage(PositionedStorage):
     """A seekable stream, such as BytesIO; it stays open."""
 
-    high_latency = False
+    size: int
 
     def __init__(self, stream: IO[bytes], name: str | None = None) -> None:
         self.name = stream_name(stream) if name is None else name
@@ -103,62 +89,39 @@ class StreamStorage:
         self.size = stream.seek(0, os.SEEK_END)
 
     def read_at(self, position: int, view: memoryview) -> int:
-        """Fill as much of the buffer as one read gives from a position."""
         with self._lock:
             self._stream.seek(position)
             data = self._stream.read(len(view))
             view[: len(data)] = data
             return len(data)
 
-    def front(self) -> Readable:
-        """Read from the front."""
-        return Window(self, 0, self.size)
 
-    def reader(self, start: int, stop: int) -> Reader:
-        """Read along a range."""
-        return Window(self, start, stop)
-
-    def check_unchanged(self) -> None:
-        """Trust the stream's owner."""
-
-    def close(self) -> None:
-        """Leave the stream to its owner."""
-
-
-class PipeStorage:
+class PipeStorage(PositionedStorage):
     """A stream that is read once, from where it is to its end."""
 
-    size: int | None = None
-    high_latency = False
+    size = None
 
     def __init__(self, stream: IO[bytes], name: str, *, owned: bool = False) -> None:
         self.name, self._stream, self._owned = name, stream, owned
         self.position = 0
         """Bytes that were read."""
 
-    def front(self) -> Readable:
-        """Read from the front."""
-        return self.reader(0, sys.maxsize)
-
     def reader(self, start: int, stop: int) -> Reader:
         """Read along, if nothing of the range has gone by."""
-        if start != self.position:
-            raise io.UnsupportedOperation(f"{self.name}: cannot seek; use elsa_format.stream")
-        return Window(self, start, stop)
+        self._refuse_to_seek(start)
+        return super().reader(start, stop)
 
     def read_at(self, position: int, view: memoryview) -> int:
-        """Fill as much of the buffer as one read gives."""
-        if position != self.position:
-            raise io.UnsupportedOperation(f"{self.name}: cannot seek; use elsa_format.stream")
+        self._refuse_to_seek(position)
         count = _read_into(self._stream, view)
         self.position += count
         return count
 
-    def check_unchanged(self) -> None:
-        """A pipe is read once."""
+    def _refuse_to_seek(self, position: int) -> None:
+        if position != self.position:
+            raise io.UnsupportedOperation(f"{self.name}: cannot seek; use elsa_format.stream")
 
     def close(self) -> None:
-        """Close what was opened here; leave a stream to its owner."""
         if self._owned:
             self._stream.close()
 
@@ -179,11 +142,9 @@ class SpooledStorage(StreamStorage):
         self.size += start
 
     def read_at(self, position: int, view: memoryview) -> int:
-        """Fill as much of the buffer as one read gives from a position of the pipe."""
         return super().read_at(position - self._start, view)
 
     def close(self) -> None:
-        """Drop the copy."""
         self._stream.close()
 
 

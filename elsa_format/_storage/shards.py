@@ -38,11 +38,6 @@ class Shard:
     storage: Storage
     header: Header
 
-    def data(self) -> Reader:
-        """The data section."""
-        start = self.header.data_start
-        return self.storage.reader(start, start + self.header.data_size)
-
 
 class Shards:
     """Storage of several files, as one."""
@@ -59,6 +54,7 @@ class Shards:
             # Of two values the first shard's counts (spec §10.1).
             metadata = {**shard.header.metadata, **metadata}
             position += shard.header.data_size
+        self._starts.append(position)
         headers = sum(shard.header.data_start for shard in self.shards)
         self.header = VirtualHeader(tensors, metadata, b"", headers_size=headers)
         self.size = self.header.data_start + self.header.data_size
@@ -69,77 +65,56 @@ class Shards:
         raise io.UnsupportedOperation(f"{self.name}: shards have no header in common")
 
     def reader(self, start: int, stop: int) -> Reader:
-        """Read along a range of the joined data sections."""
         return _JoinedReader(self, start, stop)
 
-    def at(self, position: int) -> tuple[int, int]:
-        """The shard that holds a position, and the position in its file."""
+    def at(self, position: int) -> tuple[Shard, int, int]:
+        """The shard that holds a position, the position in its file, and the bytes from there."""
         position -= self.header.data_start
         number = bisect_right(self._starts, position) - 1
-        return number, self.shards[number].header.data_start + position - self._starts[number]
+        inside = position - self._starts[number]
+        shard, left = self.shards[number], self._starts[number + 1] - position
+        return shard, shard.header.data_start + inside, left
 
     def check_unchanged(self) -> None:
-        """Ask every shard."""
         for shard in self.shards:
             shard.storage.check_unchanged()
 
     def close(self) -> None:
-        """Close every shard."""
         for shard in self.shards:
             shard.storage.close()
 
 
-class _JoinedReader:
+class _JoinedReader(Reader):
     """Goes from one shard's data section to the next."""
 
     def __init__(self, shards: Shards, start: int, stop: int) -> None:
         self.shards, self.position, self.stop = shards, start, stop
-        self._number, self._left = -1, 0
+        self._shard: Shard | None = None
         self._inner: Reader | None = None
+        self._inside = 0
 
     def readinto(self, buffer: Any, /) -> int:
         view = memoryview(buffer)[: max(self.stop - self.position, 0)]
         if not view:
             return 0
-        if self._inner is None or not self._left:
-            self._open()
-        assert self._inner is not None
-        count = self._inner.readinto(view[: self._left])
+        shard, inside, left = self.shards.at(self.position)
+        if self._inner is None or shard is not self._shard:
+            self.close()
+            self._shard, self._inner = shard, shard.storage.reader(inside, inside + left)
+        elif inside != self._inside:
+            self._inner.seek(inside)
+        count = self._inner.readinto(view[:left])
         self.position += count
-        self._left -= count
+        self._inside = inside + count
         return count
 
-    def read(self, size: int, /) -> bytes:
-        buffer = bytearray(size)
-        return bytes(buffer[: self.readinto(buffer)])
-
     def seek(self, position: int, /) -> None:
-        if position == self.position:
-            return
         self.position = position
-        if self._inner is not None:
-            number, inside = self.shards.at(position)
-            if number == self._number:
-                self._left = self._end(number) - inside
-                self._inner.seek(inside)
-            else:
-                self.close()
 
     def close(self) -> None:
         if self._inner is not None:
             self._inner.close()
             self._inner = None
-
-    def _open(self) -> None:
-        self.close()
-        self._number, inside = self.shards.at(self.position)
-        end = self._end(self._number)
-        self._left = end - inside
-        self._inner = self.shards.shards[self._number].storage.reader(inside, end)
-
-    def _end(self, number: int) -> int:
-        header = self.shards.shards[number].header
-        return header.data_start + header.data_size
 
 
 def read_index(source: Source) -> tuple[Index, str]:

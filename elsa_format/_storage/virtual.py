@@ -48,7 +48,7 @@ class VirtualStorage(ABC):
         """Close what the tensors are made of."""
 
 
-class TensorReader:
+class TensorReader(Reader):
     """Goes from tensor to tensor."""
 
     def __init__(self, storage: VirtualStorage, position: int) -> None:
@@ -64,7 +64,6 @@ class TensorReader:
         self._position, self._left = position, 0
 
     def readinto(self, buffer: Any, /) -> int:
-        """As much of the buffer as the tensor has left."""
         if not self._left:
             if self._position not in self._starts:
                 return 0  # the end
@@ -77,13 +76,7 @@ class TensorReader:
         self._position += count
         return count
 
-    def read(self, size: int, /) -> bytes:
-        """At most `size` bytes."""
-        buffer = bytearray(size)
-        return bytes(buffer[: self.readinto(buffer)])
-
     def close(self) -> None:
-        """Be done with the tensor."""
         if self._tensor is not None:
             self._tensor.close()
             self._tensor = None

@@ -27,9 +27,10 @@ def load(name: str, data_dir: str | Path = "") -> Data:
         return check_data(name, _own(name, data_dir))
     if name not in _BUNDLED:
         raise BadRecipe(f"dataset {name!r}: found none such, expected one of {', '.join(NAMES)}")
-    if not os.fspath(data_dir) and name != "digits":
+    if not os.fspath(data_dir) and name not in READY:
         raise BadRecipe(f"dataset {name!r} is read from a directory: give data_dir (--data-dir)")
-    return check_data(name, _BUNDLED[name](Path(data_dir)))
+    data = _BUNDLED[name](Path(data_dir))
+    return data if name == "text" else check_data(name, data)
 
 
 def _own(name: str, data_dir: str | Path) -> Any:
@@ -94,6 +95,12 @@ def _imagefolder(path: Path) -> Data:
     return ImageFolder(path)
 
 
+def _text(path: Path) -> Data:
+    from elsa_train.data.text import load_text
+
+    return load_text(path if path != Path() else None)
+
+
 _BUNDLED: dict[str, Callable[[Path], Data]] = {
     "cifar10": _cifar10,
     "cifar100": _cifar100,
@@ -101,5 +108,8 @@ _BUNDLED: dict[str, Callable[[Path], Data]] = {
     "fashion-mnist": _idx,
     "imagefolder": _imagefolder,
     "mnist": _idx,
+    "text": _text,
 }
 NAMES = tuple(_BUNDLED)
+READY = ("digits", "text")
+"""Those that need no directory: the data comes with what is installed."""

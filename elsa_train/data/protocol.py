@@ -41,7 +41,7 @@ class Data(Protocol):
         """Return the number of images."""
         ...
 
-    def shape(self) -> tuple[int, int, int]:
+    def shape(self) -> tuple[int, ...]:
         """Return height, width, channels."""
         ...
 
@@ -141,10 +141,12 @@ def take_batch(
             f"{split} images are {images.dtype} {list(images.shape)}, expected numbers "
             f"{list(expected)}"
         )
-    if labels.shape != (len(indices),) or labels.dtype.kind not in "ui":
+    # Text has a label for each byte.
+    expected = (len(indices), *getattr(data, "label_shape", ()))
+    if labels.shape != expected or labels.dtype.kind not in "ui":
         raise BadData(
             f"{split} labels are {labels.dtype} {list(labels.shape)}, expected integers "
-            f"[{len(indices)}]"
+            f"{list(expected)}"
         )
     if labels.size and not 0 <= labels.min() <= labels.max() < data.num_classes:
         raise BadData(

@@ -1,4 +1,4 @@
-"""The networks of the paper, and a small one for digits (flax linen, called with `train=`)."""
+"""Networks of the paper, small ones for digits and text (flax linen, called with `train=`)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,14 +7,16 @@ from flax import linen as nn
 
 from elsa_train._errors import BadRecipe
 from elsa_train.models.digits import DigitsNet
+from elsa_train.models.gpt import GPT
 from elsa_train.models.resnet import ResNet50
 from elsa_train.models.speedyresnet import SpeedyResNet
 from elsa_train.models.wideresnet import WideResNet
 
-__all__ = ["DigitsNet", "ResNet50", "SpeedyResNet", "WideResNet", "build"]
+__all__ = ["GPT", "DigitsNet", "ResNet50", "SpeedyResNet", "WideResNet", "build"]
 
 _MODELS: dict[str, Callable[..., nn.Module]] = {
     "digits": DigitsNet,
+    "gpt": GPT,
     "resnet50": ResNet50,
     "speedyresnet": SpeedyResNet,
     "wideresnet": WideResNet,

@@ -4,16 +4,15 @@ All is done after a step of the optimizer: what is frozen gets its bits back, wh
 to zero. Masking gradients would not do, as momentum and weight decay move weights without any.
 """
 
-import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from elsa_converters.torch import arrays, without_aliases
+from elsa_converters.torch import arrays, unwrapped, without_aliases
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -22,13 +21,13 @@ from elsa_format.levels import kept_count
 from elsa_train._errors import (
     FrozenWeightChanged,
     InfeasibleTraining,
-    NonFiniteLoss,
     TrainError,
 )
 from elsa_train._levels import Level, check_blocks, check_levels, parse_levels
 from elsa_train._schedule import Schedule
 from elsa_train.torch import _bits
 from elsa_train.torch._file import write_file
+from elsa_train.torch._parameters import buffers_of, check_finite, input_axis, prunable
 from elsa_train.torch._select import keys, select, select_blocks
 
 Score = Callable[[nn.Parameter], Tensor]
@@ -107,8 +106,12 @@ class Nesting:
         dtype: torch.dtype | None = None,
         bits: int | None = None,
     ) -> None:
+        if scope not in ("global", "uniform"):
+            raise TrainError(f"scope {scope!r}, expected 'global' or 'uniform'")
+        model = unwrapped(model)
         self.model, self.levels, self.score, self.dtype = model, parse_levels(levels), score, dtype
         self.params = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self._dtypes = {n: p.dtype for n, p in self.params.items()}
         for name, p in self.params.items():
             if p.is_meta or hasattr(p, "to_local"):
                 raise TrainError(
@@ -119,8 +122,8 @@ class Nesting:
         for stored in {self._stored_dtype(p) for p in self.params.values()}:
             name = str(stored).removeprefix("torch.")
             self.bits = check_levels(self.levels, bits=bits, dtype=name)
-        self.prunable = _prunable(model, self.params, prune, exclude)
-        self.axes = {n: _input_axis(model, n) if axis is None else axis for n in self.prunable}
+        self.prunable = prunable(model, self.params, prune, exclude)
+        self.axes = {n: input_axis(model, n) if axis is None else axis for n in self.prunable}
         names = list(self.prunable)
         self._groups = [[n] for n in names] if scope == "uniform" or self.patterns else [names]
         self._check_budgets()
@@ -149,11 +152,18 @@ class Nesting:
             raise TrainError(f"all {len(self.levels)} levels are frozen")
         return self.levels[len(self.frozen)]
 
-    def watch(self, optimizer: Optimizer) -> Any:
-        """Hold weights after each step of an optimizer, which counts; `remove()` ends it."""
+    def watch(self, optimizer: Optimizer, *, counts: bool = True) -> Any:
+        """Hold weights after each step of an optimizer; `remove()` ends it.
+
+        Of several that take turns, each with its own parameters, one counts the steps.
+        """
         while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
             optimizer = inner  # accelerate's wrapper calls no hooks
-        return optimizer.register_step_post_hook(self._after_step)
+
+        def after_step(*_: Any) -> None:
+            self._after_step(counts)
+
+        return optimizer.register_step_post_hook(after_step)
 
     @torch.no_grad()
     def sparsify(self, schedule: Schedule = NOW) -> None:
@@ -183,7 +193,7 @@ class Nesting:
         self._check_frozen(f"while level {level.name} was made")
         t = len(self.frozen) + 1
         for name, p in self.params.items():
-            _check_finite(name, p)
+            check_finite(name, p)
             n = self.counters[name]
             stored = _bits.flush(p.detach().to(self._stored_dtype(p)), self.bits)
             new = (n == 0) & _bits.is_nonzero(stored)
@@ -223,7 +233,7 @@ class Nesting:
             raise TrainError(f"{len(self.frozen)} of {len(self.levels)} levels are frozen")
         self._check_frozen("after the last level")
         for name, p in self.params.items():
-            _check_finite(name, p)
+            check_finite(name, p)
             stored = _bits.flush(p.detach().to(self._stored_dtype(p)), self.bits)
             dense = _bits.embed(stored, 0, self.bits).to(p.dtype)
             p.copy_(torch.where(self.counters[name] == 0, dense, p))
@@ -253,9 +263,7 @@ class Nesting:
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume, after the module's own state was loaded."""
-        names = [level.name for level in self.levels]
-        if state["levels"] != names or state["counters"].keys() != self.counters.keys():
-            raise TrainError(f"a state of levels {', '.join(state['levels'])} of another training")
+        self._check_state(state)
         for name, n in self.counters.items():
             n.copy_(state["counters"][name])
         self.frozen = [
@@ -270,10 +278,29 @@ class Nesting:
         }
         self._hold(pruned if self.sparsifying else {})
 
-    def _after_step(self, *_: Any) -> None:
+    def _check_state(self, state: Mapping[str, Any]) -> None:
+        """Refuse a state of other levels, parameters or weights: these hold their counters."""
+        levels, counters = state.get("levels"), state.get("counters")
+        if levels is None or counters is None:
+            raise TrainError("not a state that Nesting.state_dict has returned")
+        shapes = {name: tuple(n.shape) for name, n in self.counters.items()}
+        if levels != [level.name for level in self.levels] or shapes != {
+            name: tuple(n.shape) for name, n in counters.items()
+        }:
+            raise TrainError(f"a state of levels {', '.join(levels)} of another training")
+        for name, p in self.params.items():
+            words = _bits.words_of(p.detach().to(self._stored_dtype(p)))
+            found = (words & ((1 << self.bits) - 1)).to(torch.uint8)
+            expected = counters[name].to(p.device)
+            if not bool(((found == expected) | (expected == 0)).all()):
+                raise TrainError(
+                    f"{name}: frozen weights are not those of the state; load the module's first"
+                )
+
+    def _after_step(self, counts: bool) -> None:
         with torch.no_grad():
-            self.step += 1
-            if self.schedule is not None and self.schedule.updates_at(self.step):
+            self.step += counts
+            if counts and self.schedule is not None and self.schedule.updates_at(self.step):
                 self._project()
                 self._prune()
             self._project()
@@ -281,7 +308,9 @@ class Nesting:
     def _project(self) -> None:
         """Give held weights their values: as bits, so that NaN does no harm, and it is quick."""
         for name, free in self._free.items():
-            words = _bits.words_of(self.params[name].data)
+            p = self.params[name].data
+            self._check_dtype(name, p)
+            words = _bits.words_of(p)
             words.bitwise_and_(free).bitwise_or_(self._kept[name])
 
     def _hold(self, pruned: Mapping[str, Tensor]) -> None:
@@ -331,7 +360,22 @@ class Nesting:
                     f"level {sparser.name} has frozen"
                 )
 
+    def _check_dtype(self, name: str, p: Tensor) -> None:
+        if p.dtype != self._dtypes[name]:
+            raise TrainError(
+                f"{name}: was {self._dtypes[name]} and is {p.dtype}; cast before Nesting, or give "
+                "it the dtype to store"
+            )
+
     def _check_frozen(self, when: str) -> None:
+        """Compare frozen weights with what they are held at, in the parameters the module has."""
+        now = dict(self.model.named_parameters())
+        for name, p in self.params.items():
+            if now.get(name) is not p:
+                raise TrainError(
+                    f"{name}: was replaced in the module; train the one that was there"
+                )
+            self._check_dtype(name, p)
         for name, kept in self._kept.items():
             frozen = self.counters[name] > 0
             words = _bits.words_of(self.params[name].detach())
@@ -358,53 +402,11 @@ class Nesting:
                 stacklevel=4,  # past the decorator of freeze
             )
         nonzero = sum(kept.values())
-        buffers = {name: b.detach().clone() for name, b in _buffers(self.model).items()}
+        buffers = {name: b.detach().clone() for name, b in buffers_of(self.model).items()}
         total = sum(p.numel() for p in self.params.values())
         digest = level_digest(arrays(self._tensors()[0]), list(self.params))
         return FrozenLevel(level, nonzero, 1 - nonzero / total, digest, buffers=buffers)
 
 
-def _buffers(model: nn.Module) -> dict[str, Tensor]:
-    """The buffers that a state dict holds."""
-    stored = model.state_dict().keys()
-    return {name: b for name, b in model.named_buffers() if name in stored}
-
-
-def _owners(model: nn.Module, name: str) -> list[nn.Module]:
-    """The modules that have a parameter; tied ones have several."""
-    parameter = model.get_parameter(name)
-    return [m for m in model.modules() if any(p is parameter for p in m._parameters.values())]
-
-
-def _prunable(
-    model: nn.Module, params: Iterable[str], prune: str | None, exclude: str
-) -> tuple[str, ...]:
-    def chosen(name: str) -> bool:
-        if exclude and re.search(exclude, name):
-            return False
-        if prune is not None:
-            return bool(re.search(prune, name))
-        embeds = any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in _owners(model, name))
-        return bool(model.get_parameter(name).dim() >= 2) and not embeds
-
-    found = tuple(name for name in params if chosen(name))
-    if not found:
-        raise InfeasibleTraining(f"no parameter matches prune={prune!r} exclude={exclude!r}")
-    return found
-
-
-def _input_axis(model: nn.Module, name: str) -> int:
-    """The axis of a weight along which a layer's inputs are: the second, but for GPT-2's Conv1D."""
-    owners = _owners(model, name)
-    if model.get_parameter(name).dim() < 2:
-        return -1
-    return 0 if any(type(m).__name__ == "Conv1D" for m in owners) else 1
-
-
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in metrics.items()}
-
-
-def _check_finite(name: str, p: Tensor) -> None:
-    if not bool(torch.isfinite(p).all()):
-        raise NonFiniteLoss(f"{name}: weights are not finite")

@@ -26,23 +26,6 @@ const pad = makePad($('pad'), found => {
 
 // --- Delivery ---------------------------------------------------------------------------------------------------------
 
-/** The bytes of a response, no faster than `rate` a second. */
-async function* throttled(response, rate, arrived) {
-  const reader = response.body.getReader()
-  const start = performance.now()
-  let done = 0
-  for (let step; !(step = await reader.read()).done;) {
-    const piece = rate ? Math.max(64, Math.round(rate / 40)) : step.value.length
-    for (let at = 0; at < step.value.length; at += piece) {
-      const part = step.value.subarray(at, at + piece)
-      done += part.length
-      if (rate) await pause(Math.max(0, 1000 * done / rate - (performance.now() - start)))
-      arrived(done)
-      yield part
-    }
-  }
-}
-
 async function deliver() {
   stopped.abort()
   const { signal } = stopped = new AbortController()
@@ -50,16 +33,15 @@ async function deliver() {
   $('cards').replaceChildren()
   $('track').querySelectorAll('.end').forEach(mark => mark.remove())
   $('status').textContent = 'Opening the file…'
+  bytes = [0, 1]
+  $('arrived').style.width = '0'
   drawWeights()
   show()
   try {
-    const response = await fetch('net.ship.safetensors', { signal, cache: 'no-store' })
-    const total = Number(response.headers.get('content-length'))
+    // The server holds back: ?rate= is how many bytes it sends a second.
+    delivery = await openDelivery(`net.ship.safetensors?rate=${$('speed').value}`, { signal })
+    const total = delivery.bytes('dense')
     $('track').ariaValueMax = String(total)
-    const source = throttled(response, Number($('speed').value), done => {
-      if (!signal.aborted) progress(done, total)
-    })
-    delivery = await openDelivery(source, { signal })
     levels = [...delivery.profile.levels, { level: 'dense', name: 'dense', metrics: delivery.profile.dense.metrics }].map(makeCard)
     levels.forEach(({ level, mark }) => {
       const end = document.createElement('span')
@@ -67,9 +49,15 @@ async function deliver() {
       end.style.cssText = `left: ${100 * delivery.bytes(level) / total}%; --mark: ${mark}`
       $('track').append(end)
     })
-    for await (const { level, tensors } of delivery.levels({ signal })) await arrive(level, tensors, signal)
+    const onProgress = done => {
+      if (!signal.aborted) progress(done, total)
+    }
+    for await (const { level, tensors } of delivery.levels({ signal, onProgress })) await arrive(level, tensors, signal)
   } catch (error) {
-    if (!signal.aborted) $('status').textContent = `Stopped: ${error.message}`
+    if (signal.aborted) return
+    const best = bestLevel()
+    const here = best ? `What has arrived still answers, up to ${best.title}.` : 'There is no network yet.'
+    $('status').textContent = `Stopped: ${error.message.replace(/^\S+: /, '')}. ${here}`
   }
 }
 
@@ -79,9 +67,9 @@ function progress(done = bytes[0], total = bytes[1]) {
   $('track').ariaValueNow = String(done)
   const best = bestLevel()
   const next = levels.find(({ network }) => !network)
-  const here = best ? `${best.title} is here` : 'no network yet'
-  const wait = next ? `, ${next.title} at ${size(delivery.bytes(next.level))}` : ': that is all of them'
-  $('status').textContent = `${size(done)} of ${size(total)}: ${here}${levels.length ? wait : ''}.`
+  const here = !best ? 'no network yet' : next ? `${best.title} is here` : 'all levels are here'
+  const wait = next ? `, ${next.title} at ${size(delivery.bytes(next.level))}` : ''
+  $('status').textContent = `${size(done)} of ${size(total)}: ${here}${wait}.`
 }
 
 async function arrive(level, tensors, signal) {
@@ -146,15 +134,16 @@ async function show() {
 /** The share of the test images that a level gets right, a few at a time so that the page stays quick. */
 async function measure(one, signal) {
   const { images, labels } = await test
+  const { network } = one
   let right = 0
   let time = 0
   for (let i = 0; i < labels.length; i++) {
     const before = performance.now()
-    const odds = await one.network(images.subarray(64 * i, 64 * i + 64))
+    const odds = await network(images.subarray(64 * i, 64 * i + 64))
     time += performance.now() - before
     right += odds.indexOf(Math.max(...odds)) === labels[i] ? 1 : 0
     if (i % 8 === 7) await pause(0)
-    if (signal.aborted) return
+    if (signal.aborted || one.network !== network) return // another engine meanwhile
   }
   one.fill('measured', percent(right / labels.length))
   one.fill('time', `${(time / labels.length).toFixed(2)} ms`)
@@ -230,8 +219,11 @@ $('example').addEventListener('click', async () => {
 })
 $('engine').addEventListener('change', async () => {
   const { signal } = stopped
+  const before = $('status').textContent
+  if ($('engine').value === 'ort') $('status').textContent = 'Starting ONNX Runtime Web (14 MB)…'
   try {
     for (const one of levels) if (one.tensors) await start(one)
+    $('status').textContent = before
     await show()
     for (const one of levels) if (one.network && !signal.aborted) await measure(one, signal)
   } catch (error) {
@@ -247,8 +239,7 @@ for (const change of ['(prefers-color-scheme: dark)', '(max-width: 40rem)']) {
   })
 }
 
-const ort = await fetch('ort/ort.wasm.bundle.min.mjs', { method: 'HEAD' }).catch(() => undefined)
-if (ort?.ok) {
+if ((await (await fetch('engines.json')).json()).ort) {
   const [, option] = $('engine').options
   option.disabled = false
   option.textContent = 'ONNX Runtime Web'

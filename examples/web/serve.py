@@ -7,10 +7,14 @@ demo-out/web, and serves them on this machine only.
 """
 
 import argparse
+import contextlib
 import functools
 import http.server
+import json
+import re
 import shutil
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -47,7 +51,9 @@ def build(demo: Path, folder: Path, runtime: Path | None = None) -> Path:
     shutil.copy(demo / "net.onnx", folder)
     ship(demo / "net.safetensors", folder / "net.ship.safetensors")
     (folder / "digits.bin").write_bytes(test_images())
-    if runtime is not None and all((runtime / name).exists() for name in RUNTIME):
+    has_runtime = runtime is not None and all((runtime / name).exists() for name in RUNTIME)
+    (folder / "engines.json").write_text(json.dumps({"ort": has_runtime}))
+    if runtime is not None and has_runtime:
         (folder / "ort").mkdir()
         for name in RUNTIME:
             shutil.copy(runtime / name, folder / "ort")
@@ -82,6 +88,37 @@ class Handler(http.server.SimpleHTTPRequestHandler):
         ".mjs": "text/javascript",
         ".wasm": "application/wasm",
     }
+
+    def do_GET(self) -> None:
+        """A file; of a delivery file the bytes that Range asks for, at most ?rate= a second."""
+        name, _, query = self.path.partition("?")
+        path = Path(self.translate_path(name))
+        if not name.endswith(".ship.safetensors") or not path.is_file():
+            super().do_GET()
+            return
+        data = path.read_bytes()
+        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        begin, end = (int(asked[1]), min(int(asked[2]) + 1, len(data))) if asked else (0, len(data))
+        if begin >= len(data):
+            self.send_error(416)
+            return
+        self.send_response(206 if asked else 200)
+        if asked:
+            self.send_header("Content-Range", f"bytes {begin}-{end - 1}/{len(data)}")
+        self.send_header("Content-Length", str(end - begin))
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        self.send(data[begin:end], int(query.removeprefix("rate=") or 0))
+
+    def send(self, data: bytes, rate: int) -> None:
+        """So many bytes a second, or as fast as can be, until the other side has enough."""
+        piece = max(64, rate // 40) if rate else max(1, len(data))
+        start = time.monotonic()
+        with contextlib.suppress(ConnectionError):
+            for at in range(0, len(data), piece):
+                if rate:
+                    time.sleep(max(0, start + at / rate - time.monotonic()))
+                self.wfile.write(data[at : at + piece])
 
     def log_message(self, *_: object) -> None:
         """Say nothing."""

@@ -10,9 +10,8 @@ const PIECE = 8192
  * @returns {[rows: bigint, columns: bigint]}
  */
 export function matrixOf(shape) {
-  const product = (/** @type {bigint} */ all, /** @type {number | bigint} */ d) => all * BigInt(d)
-  const [rows, ...others] = shape.length < 2 ? [1n, ...shape] : shape
-  return [BigInt(rows), others.reduce(product, 1n)]
+  const [rows, ...others] = (shape.length < 2 ? [1, ...shape] : shape).map(BigInt)
+  return [rows, others.reduce((all, dimension) => all * dimension, 1n)]
 }
 
 /**
@@ -23,69 +22,62 @@ export function indexDtype(kept, columns) {
   return kept > WIDEST || columns > WIDEST ? 'I64' : 'I32'
 }
 
-/** Writes indptr and indices of a tensor (elsa-1.0.md §9.3) while its bitmask comes along. */
-export class Csr {
-  /**
-   * @param {Entry} entry
-   * @param {number} most words that are kept
-   * @param {number[]} at where indptr and indices begin
-   * @param {Write} write
-   */
-  constructor(entry, most, [pointers, indices], write) {
-    const [rows, columns] = matrixOf(entry.shape).map(Number)
-    this.elements = entry.elements
-    this.rows = rows
-    this.columns = columns
-    this.most = most
-    this.wide = indexDtype(most, columns) === 'I64'
-    this.write = write
-    this.pointers = { at: pointers, values: new Float64Array(PIECE), count: 0 }
-    this.indices = { at: indices, values: new Float64Array(PIECE), count: 0 }
-    this.kept = 0
-    /** The element with which the next row begins. */
-    this.next = 0
-  }
+/**
+ * Writes indptr and indices of a tensor (elsa-1.0.md §9.3) while its bitmask comes along.
+ * @param {Entry} entry
+ * @param {number} most words that are kept
+ * @param {number[]} at where indptr and indices begin
+ * @param {Write} write
+ * @returns {(bits: Uint8Array, first: number, count: number) => Promise<void>} takes the bits of `count` elements from
+ *   `first` on
+ */
+export function csrWriter({ shape, elements }, most, [pointersAt, indicesAt], write) {
+  const [rows, columns] = matrixOf(shape).map(Number)
+  const wide = indexDtype(most, columns) === 'I64'
+  let kept = 0
+  /** The element with which the next row begins. */
+  let next = 0
 
-  /**
-   * @param {Uint8Array} bits
-   * @param {number} first the number of the first element
-   * @param {number} count of elements
-   */
-  async add(bits, first, count) {
-    const { pointers, indices, columns } = this
+  /** Numbers that are written some thousand at a time. @param {number} at */
+  const list = at => {
+    const values = new Float64Array(PIECE)
+    let count = 0
+    const flush = async () => {
+      const filled = values.subarray(0, count)
+      const numbers = wide ? BigInt64Array.from(filled, BigInt) : new Int32Array(filled)
+      count = 0
+      await write(new Uint8Array(numbers.buffer), at)
+      at += numbers.byteLength
+    }
+    /** Gives a promise only where there is something to wait for. @param {number} value */
+    const push = value => {
+      values[count++] = value
+      return count === PIECE ? flush() : undefined
+    }
+    return { push, flush }
+  }
+  const pointers = list(pointersAt)
+  const indices = list(indicesAt)
+
+  return async (bits, first, count) => {
     for (let i = 0; i < count; i++) {
       // Eight elements at once where none is kept and no row begins.
-      if (!(i & 7) && !bits[i >> 3] && this.next - first > i + 7) {
+      if (!(i & 7) && !bits[i >> 3] && next - first > i + 7) {
         i += 7
         continue
       }
-      const element = first + i
-      if (element === this.next) {
-        pointers.values[pointers.count++] = this.kept
-        this.next += columns
+      let full
+      if (first + i === next) {
+        full = pointers.push(kept)
+        next += columns
+        if (full) await full
       }
-      if (bits[i >> 3] >> (i & 7) & 1 && this.kept++ < this.most) {
-        indices.values[indices.count++] = element + columns - this.next
-      }
-      if (pointers.count === PIECE) await this.flush(pointers)
-      if (indices.count === PIECE) await this.flush(indices)
+      if (bits[i >> 3] >> (i & 7) & 1 && kept++ < most && (full = indices.push(first + i + columns - next))) await full
     }
-    if (first + count < this.elements) return
-    await this.flush(indices)
+    if (first + count < elements) return
+    await indices.flush()
     // The end of the last row; rows without columns all end here.
-    for (let row = columns ? this.rows : 0; row <= this.rows; row++) {
-      pointers.values[pointers.count++] = this.kept
-      if (pointers.count === PIECE) await this.flush(pointers)
-    }
-    await this.flush(pointers)
-  }
-
-  /** @param {{at: number, values: Float64Array, count: number}} list */
-  async flush(list) {
-    const filled = list.values.subarray(0, list.count)
-    const numbers = this.wide ? BigInt64Array.from(filled, BigInt) : new Int32Array(filled)
-    list.count = 0
-    await this.write(new Uint8Array(numbers.buffer), list.at)
-    list.at += numbers.byteLength
+    for (let row = columns ? rows : 0; row <= rows; row++) await pointers.push(kept)
+    await pointers.flush()
   }
 }

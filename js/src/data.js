@@ -1,7 +1,7 @@
 import { DTYPES, FLOATS } from './dtypes.js'
 import { fail, show } from './errors.js'
 import { BLOCK } from './kernels.js'
-import { Xxh3, writeChecksum } from './xxh3.js'
+import { checkSum, startXxh3 } from './xxh3.js'
 
 /** @import { TypedArray } from './dtypes.js' */
 /** @import { Entry, Header } from './header.js' */
@@ -22,31 +22,35 @@ import { Xxh3, writeChecksum } from './xxh3.js'
 
 /**
  * Go through the data section once, front to back (elsa-1.0.md §3.4, §8.1).
- * @param {Bytes} bytes at the beginning of the data section
+ * @param {Bytes} bytes at the beginning of the data section; closed in the end
  * @param {Header} header
  * @param {Kernels} kernels whose block the pieces are
- * @param {Map<string, string>} checksums to compare
+ * @param {Map<string, string> | undefined} checksums to compare
  * @param {(entry: Entry) => Visitor | undefined} visit
  */
 export async function readData(bytes, header, kernels, checksums, visit) {
-  for (const entry of header.order) {
-    const visitor = visit(entry)
-    const stated = checksums.get(entry.name)
-    const hash = stated && new Xxh3(kernels, entry.size)
-    // Once also for a tensor without bytes.
-    for (let at = 0; at < Math.max(entry.size, 1); at += BLOCK) {
-      const piece = kernels.block.subarray(0, Math.min(BLOCK, entry.size - at))
-      const filled = await bytes.fill(piece)
-      if (filled < piece.length) checkSize(header, entry.begin + at + filled)
-      if (hash) hash.update(piece.length)
-      const done = visitor?.(piece, at)
-      if (done) await done
+  try {
+    for (const entry of header.order) {
+      const { name, begin, size } = entry
+      const visitor = visit(entry)
+      const stated = checksums?.get(name)
+      const update = stated && startXxh3(kernels, size)
+      let value = 0n
+      // Once also for a tensor without bytes.
+      for (let at = 0; !at || at < size; at += BLOCK) {
+        const piece = kernels.block.subarray(0, Math.min(BLOCK, size - at))
+        const filled = await bytes.fill(piece)
+        if (filled < piece.length) checkSize(header, begin + at + filled)
+        if (update) value = update(piece.length)
+        const done = visitor?.(piece, at)
+        if (done) await done
+      }
+      if (stated) checkSum(`tensor ${show(name)}`, value, stated)
     }
-    if (hash && writeChecksum(hash.value) !== stated) {
-      fail('ChecksumMismatch', `tensor ${show(entry.name)}: checksum ${writeChecksum(hash.value)}, expected ${stated}`)
-    }
+    if (await bytes.more()) checkSize(header, header.size + bytes.rest.length)
+  } finally {
+    await bytes.close()
   }
-  if (await bytes.more()) checkSize(header, header.size + bytes.rest.length)
 }
 
 /**
@@ -54,8 +58,7 @@ export async function readData(bytes, header, kernels, checksums, visit) {
  * @param {number} [size] of the data section, as far as it is known
  */
 export function checkSize(header, size = header.size) {
-  if (size < header.size) fail('Truncated', `${size} bytes of data, expected ${header.size}`)
-  if (size > header.size) fail('TrailingData', `${size} bytes of data, expected ${header.size}`)
+  if (size !== header.size) fail(size < header.size ? 'Truncated' : 'TrailingData', `${size} bytes of data, expected ${header.size}`)
 }
 
 /**
@@ -66,37 +69,38 @@ export function checkSize(header, size = header.size) {
  * @param {number | 'dense'} level
  * @returns {((piece: Uint8Array) => void) | undefined} nothing where there is nothing to do
  */
-export function masker(kernels, profile, entry, level) {
-  if (level === 'dense' || !profile.nested.has(entry.name)) return undefined
-  const low = 2 ** profile.bits - 1
-  return piece => kernels.mask(FLOATS[entry.dtype].width, piece.length, low, level)
+export function masker(kernels, { bits, nested }, { name, dtype }, level) {
+  return level === 'dense' || !nested.has(name) ? undefined
+    : ({ length }) => kernels.mask(FLOATS[dtype].width, length, 2 ** bits - 1, level)
 }
 
 /**
  * @param {number} size
- * @returns {ArrayBuffer}
+ * @returns {Uint8Array<ArrayBuffer>}
  */
 export function allocate(size) {
   try {
-    return new ArrayBuffer(size)
+    return new Uint8Array(size)
   } catch {
     fail('TooLarge', `no memory for ${size} bytes`)
   }
 }
 
 /**
- * @param {Entry} entry
- * @param {ArrayBuffer} [buffer]
+ * @param {{dtype: string, shape: (number | bigint)[]}} entry
+ * @param {Uint8Array} bytes
  * @returns {Tensor}
  */
-export function makeTensor({ dtype, shape, size }, buffer = allocate(size)) {
-  return { dtype, shape: /** @type {number[]} */ (shape), data: new DTYPES[dtype][1](buffer) }
+export function makeTensor({ dtype, shape }, bytes) {
+  const Type = /** @type {any} */ (DTYPES[dtype][1])
+  const data = new Type(bytes.buffer, bytes.byteOffset, bytes.length / Type.BYTES_PER_ELEMENT)
+  return { dtype, shape: /** @type {number[]} */ (shape), data }
 }
 
 /**
- * @param {Tensor} tensor
+ * @param {ArrayBufferView} view
  * @returns {Uint8Array}
  */
-export function bytesOf({ data }) {
-  return new Uint8Array(data.buffer, data.byteOffset, data.byteLength)
+export function bytesOf({ buffer, byteOffset, byteLength }) {
+  return new Uint8Array(buffer, byteOffset, byteLength)
 }

@@ -3,7 +3,8 @@ import { DeliveryFile } from './delivery_file.js'
 import { readDeliveryHead } from './delivery_head.js'
 import { ElsaError, about, fail, show } from './errors.js'
 import { Feed } from './feed.js'
-import { chooseLevel, isReserved } from './profile.js'
+import { describe } from './load.js'
+import { chooseLevel, ownMetadata } from './profile.js'
 import { checkMap, joinShards, openAll, readIndex } from './shards.js'
 import { isIndex, nameOf } from './source.js'
 
@@ -41,8 +42,7 @@ export class Delivery {
 
   /** What every network of the file consists of: dtype, shape and bytes of each tensor, as `inspect` gives them. */
   get tensors() {
-    return new Map(this.files.flatMap(file => [...file.header.tensors.values()]).filter(({ name }) => !isReserved(name))
-      .map(({ name, dtype, shape, size }) => [name, { dtype, shape: /** @type {number[]} */ (shape), size }]))
+    return describe(this.files)
   }
 
   /** The version of the file on the server, to be given to `openDelivery` with the bytes that were saved. */
@@ -67,7 +67,7 @@ export class Delivery {
       await about(file.name, async () => {
         const done = before
         await file.decode(file.partOf(level), signal, loaded => onProgress?.(Math.min(done + loaded, total), total))
-        file.checkCounts(level)
+        file.checkCounts(file.partOf(level))
       })
       before += file.head.ends[file.partOf(level)]
     }
@@ -100,11 +100,11 @@ export class Delivery {
     const [{ head: { source, header } }, ...others] = this.files
     if (others.length) fail('InvalidOption', 'an image is of one file, not of shards')
     const { tensors } = await this.load(choice, options)
-    const image = new Uint8Array(allocate(source.length + header.size))
+    const image = allocate(source.length + header.size)
     image.set(source)
     for (const { name, begin } of header.order) {
       const tensor = tensors.get(name)
-      if (tensor) image.set(bytesOf(tensor), source.length + begin)
+      if (tensor) image.set(bytesOf(tensor.data), source.length + begin)
     }
     return image
   }
@@ -143,8 +143,7 @@ export async function openDelivery(source, options = {}) {
   const { signal } = options
   if (!isIndex(source, options)) {
     const file = await openFile(source, nameOf(source), options)
-    const metadata = [...file.header.metadata].filter(([key]) => !/^elsa(_level|_delivery)?$/.test(key))
-    return new Delivery([file], file.profile, new Map(metadata))
+    return new Delivery([file], file.profile, ownMetadata([file.header]))
   }
   const index = await readIndex(source, options)
   const shards = await openAll(index, (shard, name) => openFile(shard, name, {}).catch(error => {

@@ -1,10 +1,12 @@
-import { allocate } from './data.js'
+import { allocate, bytesOf, makeTensor } from './data.js'
 import { DTYPES, FLOATS } from './dtypes.js'
-import { fail, show } from './errors.js'
+import { fail } from './errors.js'
 import { BLOCK, makeKernels } from './kernels.js'
+import { wantedNames } from './load.js'
 import { Decoder } from './payload.js'
-import { isReserved, storedName } from './profile.js'
+import { isReserved } from './profile.js'
 import { Payload } from './streams.js'
+import { checkCount, report } from './words.js'
 import { xxh3 } from './xxh3.js'
 
 /** @import { Tensor } from './data.js' */
@@ -13,10 +15,18 @@ import { xxh3 } from './xxh3.js'
 /** @import { Entry } from './header.js' */
 /** @import { Words, WordType } from './payload.js' */
 /** @import { Bytes } from './source.js' */
+/** @import { Findings } from './words.js' */
 
 /**
  * Words of one dtype, of several tensors one after the other (ELSA-D-016), and where they go.
- * @typedef {{type: WordType, entries: Entry[], starts: number[], count: number, words: Words, stored: Set<number>}} Sequence
+ * @typedef {object} Sequence
+ * @property {WordType} type
+ * @property {Entry[]} entries
+ * @property {number[]} starts where each tensor begins
+ * @property {number} count of words
+ * @property {Words} words
+ * @property {Set<number>} stored the first words of blocks that were stored, and so are complete
+ * @property {number} current the tensor with which the block begins that is being read
  */
 
 const CODE = 'InvalidDelivery'
@@ -29,20 +39,22 @@ export class DeliveryFile {
    * @param {DeliveryHead} head
    */
   constructor(name, feed, head) {
+    const { header, profile } = head
     this.name = name
     this.feed = feed
     this.head = head
-    this.header = head.header
-    this.profile = head.profile
+    this.header = header
+    this.profile = profile
     this.kernels = makeKernels()
     /** Parts that are decoded: 0 … T + 1, the last being the dense one. */
     this.parts = 0
-    /** Stored tensors that are there, as bytes. @type {Map<string, Uint8Array>} */
+    /** Stored tensors that are there. @type {Map<string, Uint8Array>} */
     this.arrays = new Map()
-    const { order } = head.header
-    this.nested = sequences(order.filter(({ name }) => head.profile.nested.has(name)))
-    /** Words of each nested tensor that have a counter. @type {Map<string, Float64Array>} */
-    this.counts = new Map([...head.profile.nested.keys()].map(name => [name, new Float64Array(257)]))
+    this.nested = sequences(header.order.filter(({ name }) => profile.nested.has(name)))
+    /** Words of each nested tensor that have a counter. @type {Map<string, number[]>} */
+    this.counts = new Map([...profile.nested.keys()].map(name => [name, Array(profile.levels.length + 2).fill(0)]))
+    this.buffer = new Uint8Array(0)
+    this.decoder = new Decoder(0)
   }
 
   /** The number of the part that completes a level. @param {number | 'dense'} level */
@@ -57,18 +69,19 @@ export class DeliveryFile {
    * @param {(loaded: number) => void} [onProgress]
    */
   async decode(last, signal, onProgress) {
-    const { ends } = this.head
+    const { feed, head: { ends } } = this
     while (this.parts < last) {
       const part = this.parts + 1
       // Of a file whose size is known nothing is read that would be in vain.
-      const { size = Infinity } = this.feed
-      if (ends[part] > size) this.incomplete(part, size)
-      const bytes = await this.feed.reach(ends[last], signal, onProgress)
+      if (ends[part] > (feed.size ?? Infinity)) this.incomplete(part, feed.size)
+      const bytes = await feed.reach(ends[last], signal, onProgress)
+      const before = new Map([...this.counts].map(([name, counts]) => [name, [...counts]]))
       try {
         await this.decodePart(part, bytes)
       } catch (error) {
+        this.counts = before
         this.undo(part)
-        await this.feed.back(ends[part - 1])
+        await feed.back(ends[part - 1])
         throw error
       }
       this.parts = part
@@ -76,10 +89,9 @@ export class DeliveryFile {
     }
   }
 
-  /** @param {number} part @param {number} size @returns {never} */
+  /** @param {number} part @param {number | undefined} size @returns {never} */
   incomplete(part, size) {
-    const what = part > this.profile.levels.length ? 'the dense network' : `level ${part}`
-    fail('Incomplete', `${size} bytes, ${what} needs ${this.head.ends[part]}`)
+    fail('Incomplete', `${size} bytes, ${part > this.profile.levels.length ? 'the dense network' : `level ${part}`} needs ${this.head.ends[part]}`)
   }
 
   /**
@@ -87,73 +99,57 @@ export class DeliveryFile {
    * @param {Bytes} bytes
    */
   async decodePart(part, bytes) {
-    const { ends, block } = this.head
+    const { ends, block, seed } = this.head
     const plain = sequences(this.plainEntries(part))
     const all = [...plain, ...this.nested]
     const size = ends[part] - ends[part - 1]
     const count = all.reduce((sum, { count }) => sum + Math.ceil(count / block), 0)
     if (3 * count > size) fail(CODE, `part ${part} has ${size} bytes, expected an index of ${count} blocks`)
-    const index = await this.take(bytes, 3 * count, part)
-    checkIndex(index, all, block, size)
+    const index = await bytes.take(3 * count)
+    if (index.length < 3 * count) this.incomplete(part, bytes.at)
+    const blocks = all.flatMap(sequence => Array.from({ length: Math.ceil(sequence.count / block) }, (_, i) => ({ sequence, first: i * block })))
+    checkIndex(index, blocks, block, size)
     for (const sequence of part === 1 ? all : plain) this.place(sequence)
-    const longest = all.reduce((most, { count }) => Math.max(most, count), 0)
-    this.decoder ??= new Decoder(Math.min(block, Math.max(longest, 64)))
-    if (this.decoder.left.length < Math.min(block, longest)) this.decoder = new Decoder(Math.min(block, longest))
-    let at = 0
-    for (const sequence of all) {
-      for (let first = 0; first < sequence.count; first += block, at += 3) {
-        const payload = await this.payload(bytes, part, sizeAt(index, at))
-        this.decodeBlock(part, sequence, first, payload, plain.includes(sequence))
+    const longest = Math.min(block, all.reduce((most, { count }) => Math.max(most, count), 0))
+    if (this.decoder.left.length < longest) this.decoder = new Decoder(longest)
+    for (const [i, { sequence, first }] of blocks.entries()) {
+      const length = sizeAt(index, i)
+      // Behind its checksum, and with 8 bytes to spare: decoders read whole words.
+      if (this.buffer.length < length + 16) this.buffer = new Uint8Array(length + length / 4 + 1024)
+      const whole = length && length + 8
+      if (await bytes.fill(this.buffer.subarray(0, whole)) < whole) this.incomplete(part, bytes.at)
+      if (length && xxh3(this.buffer.subarray(8, whole), seed, this.kernels) !== new DataView(this.buffer.buffer).getBigUint64(0, true)) {
+        fail('ChecksumMismatch', `a payload of part ${part} does not have its checksum`)
       }
+      this.decodeBlock(part, sequence, first, new Payload(this.buffer.subarray(8), length), plain.includes(sequence))
     }
-  }
-
-  /** @param {Bytes} bytes @param {number} count @param {number} part */
-  async take(bytes, count, part) {
-    const taken = await bytes.take(count)
-    if (taken.length < count) this.incomplete(part, bytes.at)
-    return taken
-  }
-
-  /**
-   * @param {Bytes} bytes
-   * @param {number} part
-   * @param {number} size
-   */
-  async payload(bytes, part, size) {
-    // Behind its checksum, and with 8 bytes to spare: decoders read whole words.
-    if (!this.buffer || this.buffer.length < size + 16) this.buffer = new Uint8Array(size + size / 4 + 1024)
-    const whole = size && size + 8
-    if (await bytes.fill(this.buffer.subarray(0, whole)) < whole) this.incomplete(part, bytes.at)
-    const payload = this.buffer.subarray(8)
-    if (size && xxh3(payload.subarray(0, size), this.head.seed, this.kernels) !== new DataView(this.buffer.buffer).getBigUint64(0, true)) {
-      fail('ChecksumMismatch', `a payload of part ${part} does not have its checksum`)
-    }
-    return new Payload(payload, size)
   }
 
   /**
    * @param {number} part
    * @param {Sequence} sequence
-   * @param {number} first
+   * @param {number} first word of the block
    * @param {Payload} payload
    * @param {boolean} isPlain
    */
   decodeBlock(part, sequence, first, payload, isPlain) {
-    const { block, profile } = this.head
-    const { type, words, stored } = sequence
-    const step = type.bits === 64 ? 2 : 1
-    const piece = words.subarray(first * step, Math.min(first + block, sequence.count) * step)
-    const decoder = /** @type {Decoder} */ (this.decoder)
-    if (isPlain) decoder.plain(payload, piece, type)
+    const { decoder, profile: { bits, levels: { length } } } = this
+    const { type, stored } = sequence
+    const words = this.wordsAt(sequence, first)
+    if (isPlain) decoder.plain(payload, words, type)
     else if (stored.has(first)) {
       if (payload.size) fail(CODE, 'a block that is stored has a payload in a later part')
     } else {
-      const levels = profile.levels.length
-      const places = decoder.nested(payload, piece, type, profile.bits, part > levels ? 0 : part, levels)
+      const places = decoder.nested(payload, words, type, bits, part > length ? 0 : part, length)
       if (!places) stored.add(first)
-      this.count(part, sequence, first, piece, places)
+      this.count(part, sequence, first, words, places)
     }
+  }
+
+  /** The words of a block. @param {Sequence} sequence @param {number} first */
+  wordsAt({ type: { bits }, words }, first) {
+    const step = bits === 64 ? 2 : 1
+    return words.subarray(first * step, (first + this.head.block) * step)
   }
 
   /**
@@ -164,44 +160,40 @@ export class DeliveryFile {
    * @param {Words} words
    * @param {Uint32Array | undefined} places of those of the part; of a stored block there are all
    */
-  count(part, { entries, starts, type }, first, words, places) {
+  count(part, sequence, first, words, places) {
+    const { entries, starts, type } = sequence
     const step = type.bits === 64 ? 2 : 1
-    const end = first + words.length / step
-    let low = 0
-    for (let high = entries.length; high - low > 1;) {
-      const middle = low + high >> 1
-      if (starts[middle] <= first) low = middle
-      else high = middle
-    }
-    for (let at = 0; low < entries.length && starts[low] < end; low++) {
-      const limit = low + 1 < entries.length ? starts[low + 1] - first : Infinity
-      const counts = /** @type {Float64Array} */ (this.counts.get(entries[low].name))
-      if (places) {
+    const length = words.length / step
+    if (!first) sequence.current = 0
+    for (let at = 0; ; sequence.current++) {
+      const counts = /** @type {number[]} */ (this.counts.get(entries[sequence.current].name))
+      // Where the next tensor begins, if that is in this block.
+      const limit = Math.min((starts[sequence.current + 1] ?? Infinity) - first, length)
+      if (!places) for (; at < limit; at++) counts[words[at * step] & 2 ** this.profile.bits - 1]++
+      else {
         const before = at
-        if (limit >= end - first) at = places.length
-        else while (at < places.length && places[at] < limit) at++
+        if (limit === length) at = places.length
+        else while (places[at] < limit) at++
         counts[part] += at - before
-      } else {
-        for (; at < Math.min(limit, end - first); at++) counts[words[at * step] & 2 ** this.profile.bits - 1]++
       }
+      if (limit === length) return
     }
   }
 
   /** The tensors of a part that have no counters (ELSA-D-014). @param {number} part @returns {Entry[]} */
   plainEntries(part) {
-    const { header, profile } = this.head
+    const { header, profile } = this
     const dense = part > profile.levels.length
     return header.order.filter(({ name }) => {
       if (isReserved(name)) return name.startsWith(`__elsa__.${part}.`) && !dense
-      if (profile.perLevel.has(name)) return dense
-      return part === 1 && !profile.nested.has(name)
+      return profile.perLevel.has(name) ? dense : part === 1 && !profile.nested.has(name)
     })
   }
 
   /** Make room for the words of a sequence. @param {Sequence} sequence */
   place(sequence) {
     const { entries, type: { bits }, count } = sequence
-    const buffer = allocate(count * bits / 8)
+    const { buffer } = allocate(count * bits / 8)
     sequence.words = new (bits === 8 ? Uint8Array : bits === 16 ? Uint16Array : Uint32Array)(buffer)
     let at = 0
     for (const { name, size } of entries) {
@@ -213,16 +205,12 @@ export class DeliveryFile {
   /** Forget what a part brought that did not arrive whole. @param {number} part */
   undo(part) {
     for (const { name } of this.plainEntries(part)) this.arrays.delete(name)
-    for (const counts of this.counts.values()) counts.fill(0, part === 1 ? 0 : part, part === 1 ? 257 : part + 1)
-    const { block, profile } = this.head
-    const low = 2 ** profile.bits - 1
-    for (const { type, words, stored } of this.nested) {
+    for (const sequence of this.nested) {
+      const { count, stored, type: { bits } } = sequence
       if (part === 1) stored.clear()
-      const step = type.bits === 64 ? 2 : 1
-      for (let i = 0; i < words.length; i += step) {
-        if (stored.has(Math.floor(i / step / block) * block)) continue
-        const counter = words[i] & low
-        if (counter === 0 || counter >= part) words.fill(0, i, i + step)
+      for (let first = 0; first < count; first += this.head.block) {
+        const bytes = bytesOf(this.wordsAt(sequence, first))
+        if (!stored.has(first)) this.copyLevel(bytes, bytes, bits / 8, part - 1)
       }
     }
   }
@@ -234,56 +222,49 @@ export class DeliveryFile {
    * @returns {Map<string, Tensor>}
    */
   tensors(level, copy) {
-    const { header, profile } = this.head
-    const result = new Map()
-    for (const [name, { dtype, shape, size }] of header.tensors) {
-      if (isReserved(name)) continue
-      const stored = this.arrays.get(storedName(profile, name, level)) ?? new Uint8Array(0)
-      const target = copy ? new Uint8Array(allocate(size)) : stored
-      const holdsMore = profile.nested.has(name) && (this.parts !== this.partOf(level) || this.nested.some(({ stored }) => stored.size))
-      if (copy || holdsMore) this.copyLevel(stored, target, holdsMore ? FLOATS[dtype].width : 0, level)
-      const Type = DTYPES[dtype][1]
-      const width = /** @type {any} */ (Type).BYTES_PER_ELEMENT
-      // @ts-expect-error all of these arrays take a place and a length
-      result.set(name, { dtype, shape, data: new Type(target.buffer, target.byteOffset, size / width) })
-    }
-    return result
+    const { arrays, header, nested, profile } = this
+    const holdsMore = level !== 'dense' && (this.parts > level || nested.some(({ stored }) => stored.size))
+    return new Map([...wantedNames(header, profile, level)].map(([from, name]) => {
+      const stored = arrays.get(from) ?? new Uint8Array(0)
+      const entry = /** @type {Entry} */ (header.tensors.get(name))
+      const target = copy ? allocate(entry.size) : stored
+      if (level !== 'dense' && holdsMore && profile.nested.has(name)) this.copyLevel(stored, target, FLOATS[entry.dtype].width, level)
+      else if (copy) target.set(stored)
+      return [name, makeTensor(entry, target)]
+    }))
   }
 
-  /** @param {Uint8Array} stored @param {Uint8Array} target @param {0|2|4|8} width @param {number | 'dense'} level */
+  /** @param {Uint8Array} stored @param {Uint8Array} target @param {number} width @param {number} level */
   copyLevel(stored, target, width, level) {
-    if (!width || level === 'dense') {
-      if (target !== stored) target.set(stored)
-      return
-    }
-    const low = 2 ** this.profile.bits - 1
+    const { block, mask } = this.kernels
     for (let at = 0; at < stored.length; at += BLOCK) {
-      const piece = stored.subarray(at, at + BLOCK)
-      this.kernels.block.set(piece)
-      this.kernels.mask(width, piece.length, low, level)
-      target.set(this.kernels.block.subarray(0, piece.length), at)
+      const { length } = stored.subarray(at, at + BLOCK)
+      block.set(stored.subarray(at, at + BLOCK))
+      mask(width, length, 2 ** this.profile.bits - 1, level)
+      target.set(block.subarray(0, length), at)
     }
   }
 
-  /** Compare the words of a level with the counts of the profile (ELSA-D-024). @param {number | 'dense'} level */
-  checkCounts(level) {
-    const last = level === 'dense' ? this.profile.levels.length : level
-    for (const [name, stated] of this.profile.nested) {
+  /**
+   * Compare the words of parts with the counts of the profile (ELSA-D-024).
+   * @param {number} last
+   * @param {Findings} [findings] reported at once where there are none
+   */
+  checkCounts(last, findings) {
+    const found = findings ?? []
+    for (const entry of this.header.order) {
       let kept = 0
-      for (let t = 1; t <= last; t++) {
-        kept += /** @type {Float64Array} */ (this.counts.get(name))[t]
-        if (kept !== stated[t - 1]) fail('CountMismatch', `tensor ${show(name)} keeps ${kept} weights at level ${t}, expected ${stated[t - 1]}`)
+      const counts = this.counts.get(entry.name)
+      for (let level = 1; counts && level <= Math.min(last, this.profile.levels.length); level++) {
+        checkCount(entry, this.profile, level, kept += counts[level], found)
       }
     }
+    if (!findings) report(found)
   }
 
-  /** The source, byte for byte, once all parts are there (ELSA-D-004). @returns {Generator<Uint8Array>} */
-  * source() {
-    yield this.head.source
-    for (const { name } of this.header.order) {
-      const bytes = this.arrays.get(name)
-      if (bytes?.length) yield bytes
-    }
+  /** The source, byte for byte, once all parts are there (ELSA-D-004). @returns {Uint8Array[]} */
+  source() {
+    return [this.head.source, ...this.header.order.map(({ name }) => this.arrays.get(name) ?? new Uint8Array(0))]
   }
 }
 
@@ -295,39 +276,37 @@ function sequences(entries) {
   /** @type {Map<string, Sequence>} */
   const found = new Map()
   for (const entry of entries) {
-    if (!entry.elements) continue
-    const bits = Math.max(8, DTYPES[entry.dtype][0])
-    const sequence = found.get(entry.dtype) ?? {
-      type: { bits, mantissa: FLOATS[entry.dtype]?.mantissa ?? -1 }, entries: [], starts: [], count: 0, words: new Uint8Array(0), stored: new Set(),
+    const { dtype, size } = entry
+    if (!size) continue
+    const bits = Math.max(8, DTYPES[dtype][0])
+    const sequence = found.get(dtype) ?? {
+      type: { bits, mantissa: FLOATS[dtype]?.mantissa ?? -1 }, entries: [], starts: [], count: 0, words: new Uint8Array(0), stored: new Set(), current: 0,
     }
-    found.set(entry.dtype, sequence)
+    found.set(dtype, sequence)
     sequence.entries.push(entry)
     sequence.starts.push(sequence.count)
-    sequence.count += 8 * entry.size / bits
+    sequence.count += 8 * size / bits
   }
   return [...found.values()]
 }
 
-/** A size in an index. @param {Uint8Array} index @param {number} at */
-const sizeAt = (index, at) => index[at] | index[at + 1] << 8 | index[at + 2] << 16
+/** A size in an index. @param {Uint8Array} index @param {number} i */
+const sizeAt = (index, i) => index[3 * i] | index[3 * i + 1] << 8 | index[3 * i + 2] << 16
 
 /**
  * The sizes of an index (ELSA-D-015, 018).
  * @param {Uint8Array} index
- * @param {Sequence[]} all
+ * @param {{sequence: Sequence, first: number}[]} blocks
  * @param {number} block
  * @param {number} size of the part
  */
-function checkIndex(index, all, block, size) {
-  let at = 0
-  let sum = 0
-  for (const { type: { bits }, count } of all) {
-    for (let first = 0; first < count; first += block, at += 3) {
-      const words = Math.min(block, count - first)
-      const length = sizeAt(index, at)
-      if (length > words * bits / 8 + Math.ceil(words / 8) + 1024) fail(CODE, `a payload of ${length} bytes for ${words} words`)
-      sum += 3 + (length && length + 8)
-    }
+function checkIndex(index, blocks, block, size) {
+  let sum = 3 * blocks.length
+  for (const [i, { sequence: { type: { bits }, count }, first }] of blocks.entries()) {
+    const words = Math.min(block, count - first)
+    const length = sizeAt(index, i)
+    if (length > words * bits / 8 + Math.ceil(words / 8) + 1024) fail(CODE, `a payload of ${length} bytes for ${words} words`)
+    sum += length && length + 8
   }
   if (sum !== size) fail(CODE, `a part of ${size} bytes, its index says ${sum}`)
 }

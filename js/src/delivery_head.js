@@ -1,10 +1,10 @@
-import { CHECKSUM, arrayOf, checkHeader, checkVersion, field, integer } from './document.js'
+import { CHECKSUM, arrayOf, checkHeader, checkVersion, fieldsOf, integer } from './document.js'
 import { fail } from './errors.js'
-import { parseHeader, readHeader } from './header.js'
+import { lengthOf, parseHeader, readHeader } from './header.js'
 import { inflate } from './inflate.js'
 import { parseJson } from './json.js'
 import { readProfile } from './profile.js'
-import { writeChecksum, xxh3 } from './xxh3.js'
+import { checkSum, xxh3 } from './xxh3.js'
 
 /** @import { Feed } from './feed.js' */
 /** @import { Header } from './header.js' */
@@ -31,52 +31,42 @@ const FIRST = 65536
  */
 export async function readDeliveryHead(feed, signal) {
   let bytes = await feed.reach(FIRST, signal)
-  if (await bytes.more() && bytes.rest.length >= 8) {
-    // The first request may not reach as far as the header does.
-    const length = new DataView(bytes.rest.buffer, bytes.rest.byteOffset).getBigUint64(0, true)
-    if (length <= 100_000_000n) bytes = await feed.reach(8 + Number(length), signal)
-  }
+  // The first request may not reach as far as the header does.
+  if (await bytes.more() && bytes.rest.length >= 8) bytes = await feed.reach(8 + Math.min(lengthOf(bytes.rest), 1e8), signal)
   const outer = await readHeader(bytes)
-  const document = readDocument(outer)
-  const start = 8 + outer.bytes.length
-  const ends = []
-  let end = start
-  for (const size of document.parts) ends.push(end += size)
+  const { block, parts, size, checksum } = readDocument(outer)
+  let end = 8 + outer.bytes.length
+  const ends = parts.map(part => end += part)
   if (feed.size !== undefined && feed.size > end) fail('TrailingData', `${feed.size} bytes, expected ${end}`)
   bytes = await feed.reach(ends[0], signal)
-  const head = await bytes.take(document.parts[0])
-  if (head.length < document.parts[0]) fail('Incomplete', `${head.length} bytes of the head, expected ${document.parts[0]}`)
-  const found = writeChecksum(xxh3(head))
-  if (found !== document.head) fail('ChecksumMismatch', `the head has the checksum ${found}, expected ${document.head}`)
-  const source = inflate(head, document.source)
-  if (!source) fail(CODE, `the head is no zlib stream of ${document.source} bytes`)
-  const length = new DataView(source.buffer).getBigUint64(0, true)
-  if (length !== BigInt(document.source - 8)) fail(CODE, `the source has a header of ${length} bytes, expected ${document.source - 8}`)
+  const head = await bytes.take(parts[0])
+  if (head.length < parts[0]) fail('Incomplete', `${head.length} bytes of the head, expected ${parts[0]}`)
+  checkSum('the head', xxh3(head), checksum)
+  const source = await inflate(head, size)
+  if (!source || lengthOf(source) !== size - 8) fail(CODE, `the head is no zlib stream of a header of ${size} bytes`)
   const header = parseHeader(source.subarray(8))
   const profile = readProfile(header)
   if (profile.levels.length + 2 !== ends.length) fail(CODE, `${ends.length} parts for ${profile.levels.length} levels`)
-  return { block: 2 ** document.block, ends, source, seed: xxh3(source), header, profile }
+  return { block, ends, source, seed: xxh3(source), header, profile }
 }
 
 /** @param {Header} outer */
-function readDocument(outer) {
-  const text = outer.metadata.get('elsa_delivery')
-  if (text === undefined) fail('NotElsa', 'a safetensors file without a delivery document')
-  const map = parseJson(text, 'delivery document')
+function readDocument({ bytes, metadata, tensors }) {
+  const document = metadata.get('elsa_delivery')
+  if (document === undefined) fail('NotElsa', 'a safetensors file without a delivery document')
+  const map = parseJson(document, 'delivery document')
   checkVersion(map, CODE)
-  checkHeader(outer.bytes, field(map, 'header', CHECKSUM, CODE))
-  const document = {
-    block: field(map, 'block', integer(6, 20), CODE),
-    /** @type {number[]} */
-    parts: field(map, 'parts', arrayOf(integer(0), 3, 257), CODE),
-    source: field(map, 'source', integer(10, 100_000_008), CODE),
-    head: field(map, 'head', CHECKSUM, CODE),
+  const get = fieldsOf(map, CODE)
+  checkHeader(bytes, get('header', CHECKSUM))
+  const block = 2 ** get('block', integer(6, 20))
+  /** @type {number[]} */
+  const parts = get('parts', arrayOf(integer(0), 3, 257))
+  const size = get('source', integer(10, 100_000_008))
+  const checksum = get('head', CHECKSUM)
+  const tensor = tensors.get('__elsa__.delivery')
+  const sum = parts.reduce((all, part) => all + BigInt(part), 0n)
+  if (tensors.size !== 1 || tensor?.dtype !== 'U8' || String(tensor.shape) !== String(sum)) {
+    fail(CODE, `expected one tensor, __elsa__.delivery, U8 of shape [${sum}] as the parts have it`)
   }
-  const tensor = outer.tensors.get('__elsa__.delivery')
-  if (outer.tensors.size !== 1 || tensor?.dtype !== 'U8' || tensor.shape.length !== 1) {
-    fail(CODE, 'expected one tensor, __elsa__.delivery, of dtype U8 and one dimension')
-  }
-  const sum = document.parts.reduce((all, size) => all + BigInt(size), 0n)
-  if (sum !== BigInt(tensor.shape[0])) fail(CODE, `the parts have ${sum} bytes, the tensor ${tensor.shape[0]}`)
-  return document
+  return { block, parts, size, checksum }
 }

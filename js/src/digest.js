@@ -1,52 +1,72 @@
+import { bytesOf } from './data.js'
 import { FLOATS } from './dtypes.js'
+import { fail } from './errors.js'
+import { BLOCK } from './kernels.js'
 import { sha256 } from './sha256.js'
-import { compareText, writeJson } from './written.js'
+import { compact } from './sift.js'
+import { compareText } from './written.js'
 
+/** @import { Tensor } from './data.js' */
 /** @import { Kernels } from './kernels.js' */
 
 /**
- * The digest of a level (elsa-1.0.md §7), from one line for each of its tensors.
- * @param {Map<string, string>} lines by name
- * @returns {string}
+ * Compare the digest of a level (elsa-1.0.md §7) with the one that is stated, if there is one.
+ * @param {number} level
+ * @param {Map<string, string>} lines one for each of its tensors, by name
+ * @param {string | undefined} stated
+ * @returns {boolean} whether there was something to compare
  */
-export function levelDigest(lines) {
+export function checkDigest(level, lines, stated) {
+  if (!stated) return false
   const hash = sha256()
   for (const name of [...lines.keys()].sort(compareText)) hash.update(new TextEncoder().encode(lines.get(name)))
-  return `sha256:${hash.hex()}`
+  const found = `sha256:${hash.hex()}`
+  if (found !== stated) fail('DigestMismatch', `level ${level} has the digest ${found}, expected ${stated}`)
+  return true
 }
 
 /**
+ * The line of a tensor, whose bytes come through the block of the kernels; of a nested tensor masked.
+ * @param {Kernels} kernels
  * @param {string} name
  * @param {{dtype: string, shape: (number | bigint)[]}} tensor
- * @param {string[]} hashes of its bytes; of a nested tensor of its bitmask and its values
- * @returns {string}
+ * @param {boolean} nested
  */
-export function digestLine(name, { dtype, shape }, hashes) {
-  return `${new TextEncoder().encode(name).length}:${name} ${dtype} ${writeJson(shape)} ${hashes.join(' ')}\n`
+export function startLine(kernels, name, { dtype, shape }, nested) {
+  const hash = sha256()
+  const values = nested ? sha256() : undefined
+  return {
+    /** Take in a piece; gives the bytes of a nested tensor that are kept. @param {Uint8Array} piece */
+    update(piece) {
+      if (!values) return hash.update(piece), 0
+      const { width } = FLOATS[dtype]
+      const size = compact(kernels, width, piece.length)
+      hash.update(kernels.bits.subarray(0, Math.ceil(piece.length / width / 8)))
+      values.update(kernels.values.subarray(0, size))
+      return size
+    },
+    end() {
+      const hashes = hash.hex() + (values ? ` ${values.hex()}` : '')
+      return `${new TextEncoder().encode(name).length}:${name} ${dtype} [${shape}] ${hashes}\n`
+    },
+  }
 }
 
-/** Hashes of the bitmask and the values of a nested tensor, whose words come through the block of the kernels. */
-export class NestedHash {
-  /**
-   * @param {Kernels} kernels
-   * @param {string} dtype
-   */
-  constructor(kernels, dtype) {
-    this.kernels = kernels
-    this.width = FLOATS[dtype].width
-    this.bitmask = sha256()
-    this.values = sha256()
+/**
+ * The line of a tensor in memory.
+ * @param {Kernels} kernels
+ * @param {string} name
+ * @param {Tensor} tensor
+ * @param {boolean} nested
+ * @returns {string}
+ */
+export function lineOf(kernels, name, tensor, nested) {
+  const line = startLine(kernels, name, tensor, nested)
+  const bytes = bytesOf(tensor.data)
+  for (let at = 0; at < bytes.length; at += BLOCK) {
+    const piece = bytes.subarray(at, at + BLOCK)
+    kernels.block.set(piece)
+    line.update(piece)
   }
-
-  /** Take in the first so many bytes of the block, masked. @param {number} count */
-  update(count) {
-    const size = this.kernels.compact(this.width, count)
-    this.bitmask.update(this.kernels.bits.subarray(0, Math.ceil(count / this.width / 8)))
-    this.values.update(this.kernels.values.subarray(0, size))
-    return size / this.width
-  }
-
-  hashes() {
-    return [this.bitmask.hex(), this.values.hex()]
-  }
+  return line.end()
 }

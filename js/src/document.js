@@ -1,6 +1,6 @@
 import { fail, show } from './errors.js'
 import { Real } from './json.js'
-import { writeChecksum, xxh3 } from './xxh3.js'
+import { checkSum, xxh3 } from './xxh3.js'
 
 /** @import { ErrorCode } from './errors.js' */
 
@@ -9,44 +9,48 @@ import { writeChecksum, xxh3 } from './xxh3.js'
  * @typedef {readonly [expected: string, test: (value: any) => boolean]} Kind
  */
 
-/** @type {Kind} */
-export const TEXT = ['a string', value => typeof value === 'string']
-/** @type {Kind} */
-export const NAME = ['a non-empty string', value => typeof value === 'string' && value !== '']
+/** @param {string} expected @param {RegExp} pattern @returns {Kind} */
+export const text = (expected, pattern) => [expected, value => typeof value === 'string' && pattern.test(value)]
+export const TEXT = text('a string', /^/)
+export const NAME = text('a non-empty string', /^[^]/)
+export const CHECKSUM = text('xxh3: and 16 hex digits', /^xxh3:[0-9a-f]{16}$/)
+export const DIGEST = text('sha256: and 64 hex digits', /^sha256:[0-9a-f]{64}$/)
 /** @type {Kind} */
 export const OBJECT = ['an object', value => value instanceof Map]
 /** @type {Kind} */
-export const STRINGS = ['an array of strings', value => Array.isArray(value) && value.every(TEXT[1])]
-/** @type {Kind} */
-export const CHECKSUM = ['xxh3: and 16 hex digits', value => TEXT[1](value) && /^xxh3:[0-9a-f]{16}$/.test(value)]
-/** @type {Kind} */
-export const DIGEST = ['sha256: and 64 hex digits', value => TEXT[1](value) && /^sha256:[0-9a-f]{64}$/.test(value)]
-/** @type {Kind} */
-export const NUMBERS = ['an object of numbers', value => value instanceof Map &&
-  [...value.values()].every(x => typeof x === 'number' || x instanceof Real)]
+export const NUMBER = ['a number', value => typeof value === 'number' || value instanceof Real]
 
 /** @param {number} least @param {number} most @returns {Kind} */
 export const integer = (least, most = Number.MAX_SAFE_INTEGER) => [`an integer ${least}…${most}`, value =>
   typeof value === 'number' && value >= least && value <= most]
 
 /** @param {Kind} kind @param {number} least @param {number} most @returns {Kind} */
-export const arrayOf = ([expected, test], least, most = least) => [`an array of ${least}…${most}: ${expected}`, value =>
+export const arrayOf = ([expected, test], least = 0, most = Infinity) => [`an array of ${least}…${most}: ${expected}`, value =>
   Array.isArray(value) && value.length >= least && value.length <= most && value.every(test)]
 
 /**
- * A field of a document, checked; its default where it is missing and may be.
+ * Reads the fields of a document, checked; the default of one that is missing and may be.
  * @param {Map<string, any>} map
- * @param {string} key
- * @param {Kind} kind
- * @param {ErrorCode} code
- * @param {[any?]} fallback
- * @returns {any}
+ * @param {ErrorCode} code of what is malformed
+ * @returns {(key: string, kind: Kind, ...fallback: [any?]) => any}
  */
-export function field(map, key, [expected, test], code, ...fallback) {
+export const fieldsOf = (map, code) => (key, [expected, test], ...fallback) => {
   if (!map.has(key) && fallback.length) return fallback[0]
   const value = map.get(key)
   if (!test(value)) fail(code, `${show(key)} is ${show(value)}, expected ${expected}`)
   return value
+}
+
+/**
+ * A map all of whose values are of one kind.
+ * @param {Map<string, any>} map
+ * @param {Kind} kind
+ * @param {ErrorCode} code
+ * @returns {Map<string, any>}
+ */
+export function mapOf(map, kind, code) {
+  for (const key of map.keys()) fieldsOf(map, code)(key, kind)
+  return map
 }
 
 /**
@@ -56,11 +60,11 @@ export function field(map, key, [expected, test], code, ...fallback) {
  * @returns {string} its version
  */
 export function checkVersion(map, code) {
-  const version = field(map, 'version', ['MAJOR.MINOR', v => TEXT[1](v) && /^[0-9]+\.[0-9]+$/.test(v)], code)
+  const get = fieldsOf(map, code)
+  const version = get('version', text('MAJOR.MINOR', /^[0-9]+\.[0-9]+$/))
   if (version.split('.')[0] !== '1') fail('UnsupportedVersion', `version ${show(version)}, expected 1`)
-  for (const feature of field(map, 'requires', STRINGS, code, [])) {
-    fail('UnsupportedFeature', `the file requires ${show(feature)}`)
-  }
+  const [feature] = get('requires', arrayOf(TEXT), [])
+  if (feature !== undefined) fail('UnsupportedFeature', `the file requires ${show(feature)}`)
   return version
 }
 
@@ -71,24 +75,6 @@ export function checkVersion(map, code) {
  */
 export function checkHeader(header, stated) {
   if (!stated) return
-  const digits = stated.slice(5)
-  const zeroed = header.slice()
-  const first = digits.charCodeAt(0)
-  for (let at = 0; (at = header.indexOf(first, at)) >= 0;) {
-    let same = 1
-    while (same < 16 && header[at + same] === digits.charCodeAt(same)) same++
-    if (same === 16) zeroed.fill(48, at, at + 16)
-    at += same === 16 ? 16 : 1
-  }
-  const found = writeChecksum(xxh3(zeroed))
-  if (found !== stated) fail('ChecksumMismatch', `the header has the checksum ${found}, expected ${stated}`)
-}
-
-/**
- * Numbers of a document, by name.
- * @param {Map<string, number | Real>} map
- * @returns {Record<string, number>}
- */
-export function numbers(map) {
-  return Object.fromEntries([...map].map(([key, value]) => [key, Number(value instanceof Real ? value.value : value)]))
+  const zeroed = new TextDecoder().decode(header).replaceAll(stated.slice(5), '0'.repeat(16))
+  checkSum('the header', xxh3(new TextEncoder().encode(zeroed)), stated)
 }

@@ -4,7 +4,7 @@
 /**
  * Bits of each dtype and the array that holds it (elsa-1.0.md §3.3). What JavaScript has no type for is given as stored:
  * F16 and BF16 as the bits of each element, C64 as pairs, elements below 8 bits as bytes.
- * @type {Record<string, [bits: number, array: new (buffer: ArrayBuffer) => TypedArray]>}
+ * @type {Record<string, [bits: number, array: new (buffer: ArrayBufferLike, at?: number, length?: number) => TypedArray]>}
  */
 export const DTYPES = {
   __proto__: /** @type {any} */ (null),
@@ -18,13 +18,13 @@ export const DTYPES = {
 }
 
 /**
- * Dtypes that can carry counters (§4.1): bytes of a word, bits of the mantissa, the word of +Inf.
- * @type {Record<string, {width: 2 | 4 | 8, mantissa: number, infinite: bigint}>}
+ * Dtypes that can carry counters (§4.1): bytes of a word, bits of the mantissa, the highest 16 bits of +Inf.
+ * @type {Record<string, {width: 2 | 4 | 8, mantissa: number, exponent: number}>}
  */
 export const FLOATS = {
   __proto__: /** @type {any} */ (null),
-  F32: { width: 4, mantissa: 23, infinite: 0x7f800000n },
-  BF16: { width: 2, mantissa: 7, infinite: 0x7f80n },
-  F16: { width: 2, mantissa: 10, infinite: 0x7c00n },
-  F64: { width: 8, mantissa: 52, infinite: 0x7ff0000000000000n },
+  F32: { width: 4, mantissa: 23, exponent: 0x7f80 },
+  BF16: { width: 2, mantissa: 7, exponent: 0x7f80 },
+  F16: { width: 2, mantissa: 10, exponent: 0x7c00 },
+  F64: { width: 8, mantissa: 52, exponent: 0x7ff0 },
 }

@@ -1,11 +1,13 @@
-import { Csr, indexDtype, matrixOf } from './csr.js'
+import { csrWriter, indexDtype, matrixOf } from './csr.js'
 import { allocate, masker, readData } from './data.js'
 import { DTYPES, FLOATS } from './dtypes.js'
 import { about, fail, show } from './errors.js'
 import { makeKernels } from './kernels.js'
+import { wantedNames } from './load.js'
 import { openNetwork } from './network.js'
-import { chooseLevel, isReserved, storedName } from './profile.js'
-import { Findings, checkCount, checkWords } from './words.js'
+import { chooseLevel, ownMetadata } from './profile.js'
+import { compact } from './sift.js'
+import { checkCount, checkWords, report } from './words.js'
 import { compareText, writeJson } from './written.js'
 
 /** @import { Visitor } from './data.js' */
@@ -14,6 +16,7 @@ import { compareText, writeJson } from './written.js'
 /** @import { LoadOptions } from './load.js' */
 /** @import { Part } from './network.js' */
 /** @import { Source } from './source.js' */
+/** @import { Findings } from './words.js' */
 
 /**
  * @typedef {'dense' | 'bitmask' | 'csr'} Layout
@@ -43,12 +46,11 @@ export function extract(source, options) {
   }
   const run = async () => {
     if ((options.layout ?? 'dense') === 'dense') return extractTo(source, send, options)
-    /** @type {Uint8Array | undefined} */
-    let held
-    await extractTo(source, (bytes, position) => held?.set(bytes, position), options, size => {
-      held = new Uint8Array(allocate(size))
+    let held = new Uint8Array(0)
+    await extractTo(source, (bytes, position) => held.set(bytes, position), options, size => {
+      held = allocate(size)
     })
-    for (let at = 0; held && at < held.length; at += 1 << 16) await send(held.subarray(at, at + (1 << 16)))
+    for (let at = 0; at < held.length; at += 1 << 16) await send(held.subarray(at, at + (1 << 16)))
   }
   run().then(() => writer.close(), error => writer.abort(error)).catch(() => {})
   return readable
@@ -63,35 +65,31 @@ export function extract(source, options) {
  * @returns {Promise<{level: number | 'dense', size: number}>}
  */
 export async function extractTo(source, write, options, begin) {
-  const { parts: [part], parts, profile: { shard } } = await openNetwork(source, options)
-  return about(part.name, async () => {
-    if (parts.length > 1) fail('InvalidOption', 'one file can be extracted, not an index')
+  const { parts: [part, ...others] } = await openNetwork(source, options)
+  const { name, header, profile } = part
+  return about(name, async () => {
+    if (others.length) fail('InvalidOption', 'one file can be extracted, not an index')
     const bytes = await part.data()
     try {
-      const level = chooseLevel(part.profile, options.level)
-      const layout = options.layout ?? 'dense'
-      const plan = planLevel(part, level, layout, shard !== undefined)
-      begin?.(plan.size)
-      await write(plan.head, 0)
+      const level = chooseLevel(profile, options.level)
+      const { head, places, size } = planLevel(part, level, options.layout ?? 'dense')
+      begin?.(size)
+      await write(head, 0)
       const kernels = makeKernels()
-      const findings = new Findings()
-      const checksums = options.verify === false ? new Map() : part.profile.checksums
-      await readData(bytes, part.header, kernels, checksums, entry => {
-        const places = plan.places.get(entry.name)
-        if (!places) return undefined
-        /** @param {number} i */
-        const at = i => plan.head.length + places[i].begin
-        if (places.length === 1) {
-          const mask = masker(kernels, part.profile, entry, level)
-          return async (piece, offset) => {
-            mask?.(piece)
-            await write(piece, at(0) + offset)
-          }
+      /** @type {Findings} */
+      const findings = []
+      await readData(bytes, header, kernels, options.verify === false ? undefined : profile.checksums, entry => {
+        const at = places.get(entry.name)?.map(({ begin }) => head.length + begin)
+        if (!at) return undefined
+        if (at.length > 1) return sparse(kernels, part, entry, /** @type {number} */ (level), at, write, findings)
+        const mask = masker(kernels, profile, entry, level)
+        return async (piece, offset) => {
+          mask?.(piece)
+          await write(piece, at[0] + offset)
         }
-        return sparse(kernels, part, entry, /** @type {number} */ (level), places.map((_, i) => at(i)), write, findings)
       })
-      findings.report()
-      return { level, size: plan.size }
+      report(findings)
+      return { level, size }
     } finally {
       await bytes.close()
     }
@@ -110,22 +108,22 @@ export async function extractTo(source, write, options, begin) {
  */
 function sparse(kernels, { profile }, entry, level, at, write, findings) {
   const { width } = FLOATS[entry.dtype]
-  const counts = /** @type {number[]} */ (profile.nested.get(entry.name))
-  const most = counts[level - 1] * width
-  const csr = at.length === 3 ? new Csr(entry, counts[level - 1], at, write) : undefined
+  const most = (profile.nested.get(entry.name)?.[level - 1] ?? 0) * width
+  const addRows = at.length === 3 && csrWriter(entry, most / width, at, write)
   let done = 0
   return async (piece, offset) => {
-    checkWords(kernels, entry, profile, piece.length, findings)
-    kernels.mask(width, piece.length, 2 ** profile.bits - 1, level)
-    const size = kernels.compact(width, piece.length)
-    const bits = kernels.bits.subarray(0, Math.ceil(piece.length / width / 8))
+    const { length } = piece
+    checkWords(kernels, entry, profile, length, findings)
+    kernels.mask(width, length, 2 ** profile.bits - 1, level)
+    const size = compact(kernels, width, length)
+    const bits = kernels.bits.subarray(0, Math.ceil(length / width / 8))
+    if (addRows) await addRows(bits, offset / width, length / width)
+    else await write(bits, at[0] + offset / width / 8)
     // Too many of them would overwrite what is behind; it is reported once all data was seen.
     const room = Math.max(0, Math.min(size, most - done))
-    if (csr) await csr.add(bits, offset / width, piece.length / width)
-    else await write(bits, at[0] + offset / width / 8)
     await write(kernels.values.subarray(0, room), at[at.length - 1] + done)
     done += size
-    if (offset + piece.length === entry.size) checkCount(entry, profile, level, done / width, findings)
+    if (offset + length === entry.size) checkCount(entry, profile, level, done / width, findings)
   }
 }
 
@@ -134,16 +132,16 @@ function sparse(kernels, { profile }, entry, level, at, write, findings) {
  * @param {Part} part
  * @param {number | 'dense'} level
  * @param {Layout} layout
- * @param {boolean} isShard
  */
-function planLevel({ header, profile }, level, layout, isShard) {
-  if (!['dense', 'bitmask', 'csr'].includes(layout)) fail('InvalidOption', `layout ${show(layout)}, expected dense, bitmask or csr`)
-  if (level === 'dense' && layout !== 'dense') fail('InvalidOption', `the dense network has no layout ${layout}`)
-  const taken = new Map([...header.tensors.keys()].filter(name => !isReserved(name)).map(name => [storedName(profile, name, level), name]))
+function planLevel({ header, profile }, level, layout) {
+  if (!['dense', 'bitmask', 'csr'].includes(layout) || level === 'dense' && layout !== level) {
+    fail('InvalidOption', `layout ${show(layout)}, expected dense${level === 'dense' ? '' : ', bitmask or csr'}`)
+  }
+  const wanted = wantedNames(header, profile, level)
   /** @type {Map<string, Place[]>} */
   const places = new Map()
   for (const entry of header.order) {
-    const name = taken.get(entry.name)
+    const name = wanted.get(entry.name)
     if (name !== undefined) places.set(entry.name, partsOf(entry, name, profile.nested.get(name), level, layout))
   }
   const order = [...places.values()].flat()
@@ -153,18 +151,31 @@ function planLevel({ header, profile }, level, layout, isShard) {
     place.begin = end
     end += place.size
   }
-  const metadata = new Map([...header.metadata].filter(([key]) => key !== 'elsa' && key !== 'elsa_level'))
-  if (level !== 'dense') {
-    const { name, digest } = profile.levels[level - 1]
-    const nested = [...profile.nested.keys()].sort(compareText).map(name => {
-      const { dtype, shape } = /** @type {Entry} */ (header.tensors.get(name))
-      if (shape.some(d => typeof d === 'bigint')) fail('TooLarge', `tensor ${show(name)}: a level file has no dimension above 2^53 − 1`)
-      return /** @type {const} */ ([name, { dtype, shape }])
-    })
-    metadata.set('elsa_level', writeJson({ version: '1.0', level, name, layout, digest: isShard ? undefined : digest, tensors: new Map(nested) }))
-  }
+  const metadata = ownMetadata([header])
+  if (level !== 'dense') metadata.set('elsa_level', levelDocument({ header, profile }, level, layout))
   const head = writeHeader(metadata, order)
   return { head, places, size: head.length + end }
+}
+
+/**
+ * What the output says of itself (§9.1), its keys sorted.
+ * @param {Pick<Part, 'header' | 'profile'>} part
+ * @param {number} level
+ * @param {Layout} layout
+ */
+function levelDocument({ header: { tensors }, profile: { nested, levels, shard } }, level, layout) {
+  const { name, digest } = levels[level - 1]
+  const listed = [...nested.keys()].sort(compareText).map(name => {
+    const { dtype, shape } = /** @type {Entry} */ (tensors.get(name))
+    if (shape.some(d => typeof d === 'bigint')) fail('TooLarge', `tensor ${show(name)}: a level file has no dimension above 2^53 − 1`)
+    return /** @type {const} */ ([name, record({ dtype, shape })])
+  })
+  return writeJson(record({ digest: shard ? undefined : digest, layout, level, name, tensors: new Map(listed), version: '1.0' }))
+}
+
+/** @param {Record<string, unknown>} fields */
+function record(fields) {
+  return new Map(Object.entries(fields).filter(([, value]) => value !== undefined))
 }
 
 /**
@@ -175,8 +186,7 @@ function planLevel({ header, profile }, level, layout, isShard) {
  * @param {Layout} layout
  * @returns {Place[]}
  */
-function partsOf(entry, name, counts, level, layout) {
-  const { dtype, shape, size, elements } = entry
+function partsOf({ dtype, shape, size, elements }, name, counts, level, layout) {
   if (!counts || level === 'dense' || layout === 'dense') return [{ name, dtype, shape, size, begin: 0 }]
   const kept = counts[level - 1]
   /** @param {string} part @param {string} dtype @param {number} length */
@@ -196,10 +206,9 @@ function partsOf(entry, name, counts, level, layout) {
  */
 function writeHeader(metadata, order) {
   const entries = new Map()
-  const sorted = [...metadata].sort(([a], [b]) => compareText(a, b))
-  if (sorted.length) entries.set('__metadata__', new Map(sorted))
+  if (metadata.size) entries.set('__metadata__', new Map([...metadata].sort(([a], [b]) => compareText(a, b))))
   for (const { name, dtype, shape, begin, size } of order) {
-    entries.set(name, new Map(Object.entries({ dtype, shape, data_offsets: [begin, begin + size] })))
+    entries.set(name, record({ dtype, shape, data_offsets: [begin, begin + size] }))
   }
   const text = new TextEncoder().encode(writeJson(entries))
   const head = new Uint8Array(Math.ceil((8 + text.length) / 256) * 256).fill(32)

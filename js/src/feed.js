@@ -1,5 +1,5 @@
-import { ElsaError, fail } from './errors.js'
-import { Bytes, chunks, openBytes, request } from './source.js'
+import { fail } from './errors.js'
+import { Bytes, chunks, isUrl, openBytes, request, sizeOf } from './source.js'
 
 /** @import { Source } from './source.js' */
 
@@ -25,13 +25,12 @@ export class Feed {
     /** The version of the file on the server. */
     this.etag = etag || null
     /** Of the whole file, where it is known. @type {number | undefined} */
-    this.size = source instanceof ArrayBuffer || ArrayBuffer.isView(source) ? source.byteLength
-      : typeof Blob !== 'undefined' && source instanceof Blob ? source.size : undefined
+    this.size = source instanceof Blob ? source.size : /** @type {any} */ (source).byteLength
+    /** Whether bytes can be read again. */
+    this.again = isUrl(source) || this.size !== undefined
     this.bytes = new Bytes([].values())
     this.limit = 0
     this.lost = false
-    /** An answer that is final. @type {ElsaError | undefined} */
-    this.refused = undefined
   }
 
   /**
@@ -44,19 +43,14 @@ export class Feed {
   async reach(end, signal, onProgress) {
     const { at, rest } = this.bytes
     if (this.lost) fail('Incomplete', 'the stream broke off; open the file again')
-    if (this.limit < end && at + rest.length < end) {
-      await this.bytes.close()
-      const begin = at + rest.length
-      this.bytes = new Bytes(this.read(begin, end, signal))
-      Object.assign(this.bytes, { at, rest })
-      this.limit = this.rereadable() ? end : Infinity
+    const begin = at + rest.length
+    if (this.limit < end && begin < end) {
+      await this.close()
+      this.bytes = Object.assign(new Bytes(this.read(begin, end, signal)), { at, rest })
+      this.limit = this.again ? end : Infinity
     }
-    Object.assign(this.bytes, { signal, onProgress })
+    this.bytes.options = { signal, onProgress }
     return this.bytes
-  }
-
-  rereadable() {
-    return typeof this.source === 'string' || this.source instanceof URL || this.size !== undefined
   }
 
   /**
@@ -65,9 +59,8 @@ export class Feed {
    */
   async back(at) {
     await this.close()
-    this.bytes = new Bytes([].values())
-    this.bytes.at = at
-    this.lost = !this.rereadable()
+    this.bytes = Object.assign(new Bytes([].values()), { at })
+    this.lost = !this.again
   }
 
   async close() {
@@ -82,28 +75,18 @@ export class Feed {
    * @returns {AsyncGenerator<Uint8Array>}
    */
   async* read(begin, end, signal) {
-    const { source, have, size } = this
+    const { source, have } = this
     if (have && begin < have.size) {
       yield* chunks(have.slice(begin, end).stream())
       begin = have.size
     }
     if (begin >= end) return
-    if (typeof source === 'string' || source instanceof URL) yield* this.kept(begin, this.request(source, begin, end, signal))
-    else if (source instanceof ArrayBuffer) yield new Uint8Array(source).subarray(begin, end)
-    else if (ArrayBuffer.isView(source)) yield new Uint8Array(source.buffer, source.byteOffset, source.byteLength).subarray(begin, end)
-    else if (size !== undefined) yield* chunks(/** @type {Blob} */ (source).slice(begin, end).stream())
-    else {
-      const bytes = await openBytes(source)
-      // A stream cannot start anywhere else; what is there already is passed over.
-      yield* this.kept(begin, skip(bytes, begin))
-    }
-  }
-
-  /** @param {number} at @param {AsyncIterable<Uint8Array>} pieces */
-  async* kept(at, pieces) {
+    if (source instanceof Blob) return yield* chunks(source.slice(begin, end).stream())
+    // A stream cannot start anywhere else; what is there already is passed over.
+    const pieces = isUrl(source) ? this.request(source, begin, end, signal) : skip(await openBytes(source), begin)
     for await (const piece of pieces) {
-      await this.save?.(piece, at)
-      at += piece.length
+      if (!ArrayBuffer.isView(source) && !(source instanceof ArrayBuffer)) await this.save?.(piece, begin)
+      begin += piece.length
       yield piece
     }
   }
@@ -119,16 +102,20 @@ export class Feed {
   async* request(url, begin, end, signal) {
     for (let tries = TRIES; begin < end;) {
       const before = begin
-      /** @type {unknown} */
+      /** @type {any} */
       let broken
+      /** An answer that is final: to ask again would not help. @type {string | undefined} */
+      let refused
       try {
         /** @type {Record<string, string>} */
         const headers = { Range: `bytes=${begin}-${end - 1}` }
         if (this.etag && !this.etag.startsWith('W/')) headers['If-Range'] = this.etag
         const response = await request(url, { signal, headers })
-        if (response.status === 416) return // the file ends before
-        let ahead = this.check(response, begin)
-        for await (let piece of chunks(response.body)) {
+        const { body, status } = response
+        if (status === 416) return // the file ends before
+        refused = this.check(response, begin)
+        let ahead = status === 206 ? 0 : begin
+        for await (let piece of refused || !body ? [] : chunks(body)) {
           const passed = Math.min(ahead, piece.length)
           ahead -= passed
           piece = piece.subarray(passed, passed + end - begin)
@@ -136,43 +123,35 @@ export class Feed {
           if (piece.length) yield piece
           if (begin >= end) return
         }
-        if (this.size !== undefined && begin >= this.size) return
+        if (begin >= (this.size ?? Infinity)) return
       } catch (error) {
         signal?.throwIfAborted()
-        if (error === this.refused) throw error
         broken = error
       }
+      if (refused) fail('RemoteError', refused)
       tries = begin > before ? TRIES : tries - 1
       if (!tries && !broken) return
-      if (!tries) fail('RemoteError', `broke off at byte ${begin}: ${/** @type {any} */ (broken).message}`)
+      if (!tries) fail('RemoteError', `broke off at byte ${begin}: ${broken.message}`)
     }
   }
 
   /**
+   * What is wrong with an answer, if anything is.
    * @param {Response} response
    * @param {number} begin
-   * @returns {number} bytes to pass over
+   * @returns {string | undefined}
    */
   check(response, begin) {
-    /** @param {string} text @returns {never} */
-    const refuse = text => {
-      // To ask again would not help.
-      throw this.refused = new ElsaError('RemoteError', text)
-    }
-    if (!response.ok) refuse(`the server answered ${response.status} ${response.statusText}`)
-    const etag = response.headers.get('etag')
-    if (this.etag && etag && etag.replace('W/', '') !== this.etag.replace('W/', '')) refuse('the file on the server has changed')
+    const { headers, ok, status, statusText } = response
+    if (!ok) return `the server answered ${status} ${statusText}`
+    const etag = headers.get('etag')
+    if (this.etag && etag && etag.replace('W/', '') !== this.etag.replace('W/', '')) return 'the file on the server has changed'
     this.etag ??= etag
-    if (response.status !== 206) {
-      const length = response.headers.get('content-length')
-      if (length && !response.headers.get('content-encoding')) this.size = Number(length)
-      return begin
-    }
-    const found = /^bytes (\d+)-\d+\/(\d+)?/.exec(response.headers.get('content-range') ?? '')
     // Across origins the header may be hidden.
-    if (found && Number(found[1]) !== begin) refuse(`the server sent byte ${found[1]} and on, expected ${begin}`)
-    if (found?.[2]) this.size = Number(found[2])
-    return 0
+    const [, first, size] = /^bytes (\d+)-\d+\/(\d+)?/.exec(headers.get('content-range') ?? '') ?? []
+    if (status !== 206) this.size = sizeOf(response) ?? this.size
+    else if (first && Number(first) !== begin) return `the server sent byte ${first} and on, expected ${begin}`
+    else if (size) this.size = Number(size)
   }
 }
 
@@ -180,9 +159,8 @@ export class Feed {
 async function* skip(bytes, count) {
   try {
     while (await bytes.more()) {
-      const passed = Math.min(count, bytes.rest.length)
-      count -= passed
-      const piece = bytes.rest.subarray(passed)
+      const piece = bytes.rest.subarray(count)
+      count = Math.max(0, count - bytes.rest.length)
       bytes.rest = new Uint8Array(0)
       if (piece.length) yield piece
     }

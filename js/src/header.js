@@ -1,3 +1,4 @@
+import { OBJECT, TEXT, fieldsOf, mapOf } from './document.js'
 import { DTYPES } from './dtypes.js'
 import { fail, show } from './errors.js'
 import { parseJson } from './json.js'
@@ -32,13 +33,18 @@ const LIMIT = 100_000_000
  * @returns {Promise<Header>}
  */
 export async function readHeader(bytes) {
-  const length = await bytes.take(8)
-  if (length.length < 8) fail('Truncated', `${length.length} bytes, expected the 8 of the header's length`)
-  const n = Number(new DataView(length.buffer, length.byteOffset).getBigUint64(0, true))
-  if (n > LIMIT) fail('HeaderTooLarge', `a header of ${n} bytes, expected at most ${LIMIT}`)
-  const text = await bytes.take(n)
-  if (text.length < n) fail('Truncated', `${text.length} bytes of the header, expected ${n}`)
+  const start = await bytes.take(8)
+  if (start.length < 8) fail('Truncated', `${start.length} bytes, expected at least 8`)
+  const length = lengthOf(start)
+  if (length > LIMIT) fail('HeaderTooLarge', `a header of ${length} bytes, expected at most ${LIMIT}`)
+  const text = await bytes.take(length)
+  if (text.length < length) fail('Truncated', `${text.length} bytes of the header, expected ${length}`)
   return parseHeader(text)
+}
+
+/** The length of the header that follows these 8 bytes. @param {Uint8Array} bytes */
+export function lengthOf({ buffer, byteOffset }) {
+  return Number(new DataView(buffer, byteOffset).getBigUint64(0, true))
 }
 
 /**
@@ -46,53 +52,46 @@ export async function readHeader(bytes) {
  * @returns {Header}
  */
 export function parseHeader(text) {
+  const code = 'InvalidHeader'
   const header = parseJson(text, 'header', true)
-  const metadata = header.has('__metadata__') ? header.get('__metadata__') : new Map()
-  if (!(metadata instanceof Map)) fail('InvalidHeader', `__metadata__ is ${show(metadata)}, expected an object`)
-  for (const [key, value] of metadata) {
-    if (typeof value !== 'string') fail('InvalidHeader', `__metadata__[${show(key)}] is ${show(value)}, expected a string`)
-  }
+  const metadata = mapOf(fieldsOf(header, code)('__metadata__', OBJECT, new Map()), TEXT, code)
   header.delete('__metadata__')
   for (const [name, entry] of header) checkEntry(name, entry)
   const found = [...header].map(([name, entry]) => place(name, entry))
   const tensors = new Map(found.map(({ entry }) => [entry.name, entry]))
-  found.sort((a, b) => compare(a.begin, b.begin) || compare(a.end, b.end))
-  let end = 0n
-  for (const tensor of found) {
-    if (tensor.begin !== end) {
-      fail('InvalidOffsets', `tensor ${show(tensor.entry.name)} begins at ${tensor.begin}, expected ${end}`)
-    }
-    end = tensor.end
+  found.sort((a, b) => Number(a.begin - b.begin || a.end - b.end))
+  let size = 0n
+  for (const { entry: { name }, begin, end } of found) {
+    if (begin !== size) fail('InvalidOffsets', `tensor ${show(name)} begins at ${begin}, expected ${size}`)
+    size = end
   }
-  return { bytes: text, metadata, tensors, order: found.map(({ entry }) => entry), size: Number(end) }
+  return { bytes: text, metadata, tensors, order: found.map(({ entry }) => entry), size: Number(size) }
 }
 
 /** @param {string} name @param {any} entry */
 function checkEntry(name, entry) {
-  /** @param {unknown} value @param {number} [length] */
-  const integers = (value, length) => Array.isArray(value) && (length ?? value.length) === value.length &&
-    value.every(x => typeof x === 'number' || typeof x === 'bigint')
+  /** @param {unknown} value */
+  const integers = value => Array.isArray(value) && value.every(x => typeof x === 'number' || typeof x === 'bigint')
   if (!(entry instanceof Map) || entry.size !== 3 || typeof entry.get('dtype') !== 'string' ||
-      !integers(entry.get('shape')) || !integers(entry.get('data_offsets'), 2)) {
-    fail('InvalidHeader', `tensor ${show(name)} is ${show(entry)}, expected exactly dtype, shape and two data_offsets`)
+      !integers(entry.get('shape')) || !integers(entry.get('data_offsets')) || entry.get('data_offsets').length !== 2) {
+    fail('InvalidHeader', `tensor ${show(name)}: expected dtype, shape and two data_offsets, no more`)
   }
-  if (!DTYPES[entry.get('dtype')]) fail('UnknownDtype', `tensor ${show(name)} has the dtype ${show(entry.get('dtype'))}`)
+  if (!DTYPES[entry.get('dtype')]) fail('UnknownDtype', `tensor ${show(name)} is ${show(entry.get('dtype'))}`)
 }
 
-/** @param {string} name @param {Map<string, any>} entry */
-function place(name, entry) {
-  const [dtype, shape] = [entry.get('dtype'), entry.get('shape')]
+/** @param {string} name @param {Map<string, any>} map */
+function place(name, map) {
+  const { dtype, shape, data_offsets } = Object.fromEntries(map)
   /** @type {bigint[]} */
-  const [begin, end] = entry.get('data_offsets').map(BigInt)
+  const [begin, end] = data_offsets.map(BigInt)
   const bits = BigInt(DTYPES[dtype][0])
   const elements = countElements(shape, bits)
-  if (elements === undefined) fail('InvalidOffsets', `tensor ${show(name)} of shape [${shape}] exceeds 2^63 bits`)
-  if (8n * (end - begin) !== elements * bits) {
-    fail('InvalidOffsets', `tensor ${show(name)} has ${end - begin} bytes, expected ${elements} × ${bits} bits`)
+  if (elements === undefined || 8n * (end - begin) !== elements * bits) {
+    fail('InvalidOffsets', `tensor ${show(name)} has ${end - begin} bytes, expected [${shape}] × ${bits} bits`)
   }
   /** @type {Entry} */
-  const result = { name, dtype, shape, begin: Number(begin), size: Number(end - begin), elements: Number(elements) }
-  return { begin, end, entry: result }
+  const entry = { name, dtype, shape, begin: Number(begin), size: Number(end - begin), elements: Number(elements) }
+  return { begin, end, entry }
 }
 
 /**
@@ -107,10 +106,5 @@ export function countElements(shape, bits) {
     if (dimension) product *= BigInt(dimension)
     if (product * bits >> 63n) return undefined
   }
-  return shape.some(dimension => !dimension) ? 0n : product
-}
-
-/** @param {bigint} a @param {bigint} b */
-function compare(a, b) {
-  return a < b ? -1 : a > b ? 1 : 0
+  return shape.every(Boolean) ? product : 0n
 }

@@ -7,21 +7,14 @@ import { fail, show } from './errors.js'
  */
 
 /** A number that is not an integer as it was written: 1.0, 1e3. */
-export class Real {
-  /** @param {number} value */
-  constructor(value) {
-    this.value = value
-  }
-
+export class Real extends Number {
   toString() {
-    return `the real number ${this.value}`
+    return `the real number ${super.toString()}`
   }
 }
 
 const DEPTH = 32
-const NUMBER = /-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?/y
-/** @type {Record<string, string>} */
-const ESCAPES = { '"': '"', '\\': '\\', '/': '/', b: '\b', f: '\f', n: '\n', r: '\r', t: '\t' }
+const WORD = /true|false|null|-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?/y
 
 /**
  * The object that a document holds, or `InvalidJson`, or `DuplicateKey`.
@@ -30,76 +23,56 @@ const ESCAPES = { '"': '"', '\\': '\\', '/': '/', b: '\b', f: '\f', n: '\n', r: 
  * @param {boolean} [header] whether the stricter rules of a header hold
  * @returns {Map<string, any>}
  */
-export function parseJson(source, what, header = false) {
+export function parseJson(source, what, header) {
   const text = typeof source === 'string' ? source : decodeUtf8(source, what)
   let at = 0
 
-  /** @returns {never} */
-  function invalid(expected = 'valid JSON') {
-    const found = at < text.length ? `U+${text.charCodeAt(at).toString(16).toUpperCase().padStart(4, '0')}` : 'its end'
-    fail('InvalidJson', `${what}: ${found} at character ${at}, expected ${expected}`)
+  /** @param {string} expected @returns {never} */
+  function invalid(expected) {
+    fail('InvalidJson', `${what}: ${at < text.length ? show(text[at]) : 'its end'} at character ${at}, expected ${expected}`)
   }
 
   function space() {
     for (let c; (c = text.charCodeAt(at)) === 32 || c === 10 || c === 13 || c === 9;) at++
   }
 
+  /** Whether the next character is this one, which is passed. @param {string} c */
+  function next(c) {
+    return text[at] === c && ++at
+  }
+
   /** @returns {string} */
   function string() {
     if (text[at] !== '"') invalid('a string')
-    let start = ++at
-    let result = ''
-    for (;;) {
-      const c = text.charCodeAt(at)
-      if (c === 34) return result + text.slice(start, at++)
-      if (!(c >= 32)) invalid('no control character')
-      if (c === 92) {
-        result += text.slice(start, at++)
-        result += escape()
-        start = at
-      } else at++
+    let end = at + 1
+    for (let c; (c = text.charCodeAt(end)) !== 34; end++) {
+      if (c === 92) end++
+      if (end >= text.length) invalid('a closing quote')
     }
-  }
-
-  /** @returns {string} */
-  function escape() {
-    const simple = ESCAPES[text[at]]
-    if (simple) {
-      at++
-      return simple
+    try {
+      // Of strings alone JSON.parse hides nothing but lone surrogates.
+      const value = JSON.parse(text.slice(at, end + 1))
+      if (/\p{Surrogate}/u.test(value)) throw 0
+      at = end + 1
+      return value
+    } catch {
+      invalid('a string without control characters and lone surrogates')
     }
-    const unit = hex()
-    if (unit < 0xd800 || unit > 0xdfff) return String.fromCharCode(unit)
-    // Raw text has whole characters only, so the other half must be an escape too.
-    const low = unit < 0xdc00 && text[at] === '\\' ? (at++, hex()) : 0
-    if (low < 0xdc00 || low > 0xdfff) invalid('no lone surrogate')
-    return String.fromCharCode(unit, low)
-  }
-
-  /** @returns {number} */
-  function hex() {
-    const digits = text.slice(at + 1, at + 5)
-    if (text[at] !== 'u' || !/^[0-9a-fA-F]{4}$/.test(digits)) invalid('an escape')
-    at += 5
-    return parseInt(digits, 16)
   }
 
   /** @returns {Json} */
-  function number() {
-    NUMBER.lastIndex = at
-    const found = NUMBER.exec(text)
-    if (!found) invalid('a value')
-    const [all, fraction, exponent] = found
-    if (header && (all[0] === '-' || fraction || exponent)) invalid('an integer without sign')
-    let value
-    if (fraction || exponent) {
-      value = new Real(Number(all))
-      if (!Number.isFinite(value.value)) invalid('a number in the range of doubles')
-    } else if (Number.isSafeInteger(Number(all))) {
-      value = Number(all) + 0 // -0 is the integer 0
-    } else {
-      if (!header || all.length > 19 || BigInt(all) >> 63n) invalid(`an integer up to 2^${header ? 63 : 53} − 1`)
-      value = BigInt(all)
+  function word() {
+    WORD.lastIndex = at
+    const [all, fraction, exponent] = WORD.exec(text) ?? invalid('a value')
+    /** @type {Json} */
+    let value = JSON.parse(all)
+    if (typeof value === 'number') {
+      if (header && (all[0] === '-' || fraction || exponent)) invalid('an integer without sign')
+      if (!Number.isFinite(value)) invalid('a finite number')
+      if (fraction || exponent) value = new Real(value)
+      else if (!Number.isSafeInteger(value)) {
+        if (!header || all.length > 19 || (value = BigInt(all)) >> 63n) invalid(`an integer up to 2^${header ? 63 : 53} − 1`)
+      } else value += 0 // -0 is the integer 0
     }
     at += all.length
     return value
@@ -109,54 +82,33 @@ export function parseJson(source, what, header = false) {
   function value(depth) {
     space()
     const c = text[at]
-    if (c === '{' || c === '[') {
-      if (depth > DEPTH) invalid(`at most ${DEPTH} levels`)
-      at++
-      return c === '{' ? object(depth) : array(depth)
-    }
     if (c === '"') return string()
-    if (text.startsWith('true', at)) return (at += 4, true)
-    if (text.startsWith('false', at)) return (at += 5, false)
-    if (text.startsWith('null', at)) return (at += 4, null)
-    return number()
-  }
-
-  /** @param {number} depth @returns {Map<string, Json>} */
-  function object(depth) {
-    const result = new Map()
-    for (let first = true; more('}', first); first = false) {
-      const key = string()
-      space()
-      if (text[at++] !== ':') invalid('":"')
-      if (result.has(key)) fail('DuplicateKey', `${what}: an object holds ${show(key)} twice`)
-      result.set(key, value(depth + 1))
+    if (c !== '{' && c !== '[') return word()
+    if (depth > DEPTH) invalid(`at most ${DEPTH} levels`)
+    at++
+    const map = new Map()
+    const list = []
+    const end = c === '{' ? '}' : ']'
+    for (let first = true; space(), !next(end); first = false) {
+      if (!first) {
+        if (!next(',')) invalid(`"," or "${end}"`)
+        space()
+      }
+      if (c === '{') {
+        const key = string()
+        space()
+        if (!next(':')) invalid('":"')
+        if (map.has(key)) fail('DuplicateKey', `${what}: an object holds ${show(key)} twice`)
+        map.set(key, value(depth + 1))
+      } else list.push(value(depth + 1))
     }
-    return result
-  }
-
-  /** @param {number} depth @returns {Json[]} */
-  function array(depth) {
-    const result = []
-    for (let first = true; more(']', first); first = false) result.push(value(depth + 1))
-    return result
-  }
-
-  /** Whether another element follows. @param {string} end @param {boolean} first */
-  function more(end, first) {
-    space()
-    if (text[at] === end) return at++, false
-    if (!first) {
-      if (text[at] !== ',') invalid(`"," or "${end}"`)
-      at++
-      space()
-    }
-    return true
+    return c === '{' ? map : list
   }
 
   if (!header) space()
   if (text[at] !== '{') invalid('an object')
   const result = /** @type {Map<string, any>} */ (value(1))
-  if (header) while (text[at] === ' ') at++
+  if (header) while (next(' '));
   else space()
   if (at < text.length) invalid('the end')
   return result

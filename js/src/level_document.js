@@ -1,5 +1,5 @@
 import { indexDtype, matrixOf } from './csr.js'
-import { DIGEST, NAME, OBJECT, TEXT, checkVersion, field, integer } from './document.js'
+import { DIGEST, NAME, OBJECT, arrayOf, checkVersion, fieldsOf, integer, mapOf, text } from './document.js'
 import { FLOATS } from './dtypes.js'
 import { fail, show } from './errors.js'
 import { countElements } from './header.js'
@@ -33,15 +33,17 @@ const PARTS = { dense: [], bitmask: ['bitmask', 'values'], csr: ['indptr', 'indi
  * @param {Header} header
  * @returns {LevelDocument | undefined}
  */
-export function readLevelDocument(header) {
-  if (header.metadata.has('elsa')) fail(CODE, 'an ELSA file, expected a level file')
-  const text = header.metadata.get('elsa_level')
-  if (text === undefined) return undefined
-  const map = parseJson(text, 'level document')
+export function readLevelDocument({ metadata, tensors }) {
+  if (metadata.has('elsa')) fail(CODE, 'an ELSA file, expected a level file')
+  const document = metadata.get('elsa_level')
+  if (document === undefined) return undefined
+  const map = parseJson(document, 'level document')
   const fields = readLevelFields(map, CODE)
-  const listed = field(map, 'tensors', OBJECT, CODE, ...fields.layout === 'dense' ? [undefined] : [])
-  const nested = listed && new Map([...listed].map(([name, tensor]) => [name, readNested(name, tensor, fields.layout)]))
-  checkStored(fields.layout, nested ?? new Map(), header)
+  const { layout } = fields
+  /** @type {Map<string, any> | undefined} */
+  const listed = fieldsOf(map, CODE)('tensors', OBJECT, ...layout === 'dense' ? [undefined] : [])
+  const nested = listed && new Map([...mapOf(listed, OBJECT, CODE)].map(([name, tensor]) => [name, readNested(name, tensor, layout)]))
+  checkStored(layout, nested ?? new Map(), tensors)
   return { ...fields, nested }
 }
 
@@ -52,25 +54,26 @@ export function readLevelDocument(header) {
  */
 export function readLevelFields(map, code) {
   checkVersion(map, code)
+  const get = fieldsOf(map, code)
   return {
-    level: field(map, 'level', integer(1, 255), code),
-    name: field(map, 'name', NAME, code),
-    layout: field(map, 'layout', ['dense, bitmask or csr', value => TEXT[1](value) && Object.hasOwn(PARTS, value)], code),
-    digest: field(map, 'digest', DIGEST, code, undefined),
+    level: get('level', integer(1, 255)),
+    name: get('name', NAME),
+    layout: get('layout', text('dense, bitmask or csr', /^(dense|bitmask|csr)$/)),
+    digest: get('digest', DIGEST, undefined),
   }
 }
 
 /**
  * @param {string} name
- * @param {any} tensor
+ * @param {Map<string, any>} tensor
  * @param {Layout} layout
  * @returns {Nested}
  */
 function readNested(name, tensor, layout) {
   if (isReserved(name)) fail(CODE, `the name ${show(name)} is reserved`)
-  if (!(tensor instanceof Map)) fail(CODE, `tensor ${show(name)} is ${show(tensor)}, expected an object`)
-  const dtype = field(tensor, 'dtype', ['a dtype of nested tensors', value => TEXT[1](value) && FLOATS[value] !== undefined], CODE)
-  const shape = field(tensor, 'shape', ['integers', value => Array.isArray(value) && value.every(integer(0)[1])], CODE)
+  const get = fieldsOf(tensor, CODE)
+  const dtype = get('dtype', text('a dtype of nested tensors', /^(F32|BF16|F16|F64)$/))
+  const shape = get('shape', arrayOf(integer(0)))
   const elements = countElements(shape, BigInt(8 * FLOATS[dtype].width))
   if (elements === undefined) fail(CODE, `tensor ${show(name)} of shape [${shape}] exceeds 2^63 bits`)
   return { dtype, shape, elements, parts: PARTS[layout].map(part => `__elsa__.${part}.${name}`) }
@@ -80,17 +83,16 @@ function readNested(name, tensor, layout) {
  * What is stored against what is listed (ELSA-R-066, 067, 069, 071, 072).
  * @param {Layout} layout
  * @param {Map<string, Nested>} nested
- * @param {Header} header
+ * @param {Header['tensors']} tensors
  */
-function checkStored(layout, nested, { tensors }) {
-  const parts = new Set()
+function checkStored(layout, nested, tensors) {
+  const expected = new Set()
   /** @param {string} name @param {string} dtype @param {unknown[]} shape */
   const expect = (name, dtype, shape) => {
     const found = tensors.get(name)
-    if (!found || found.dtype !== dtype || String(found.shape) !== String(shape)) {
-      fail(CODE, `tensor ${show(name)} is ${found ? `${found.dtype} [${found.shape}]` : 'missing'}, expected ${dtype} [${shape}]`)
-    }
-    parts.add(name)
+    const [is, wanted] = [found && `${found.dtype} [${found.shape}]`, `${dtype} [${shape}]`]
+    if (is !== wanted) fail(CODE, `tensor ${show(name)} is ${is ?? 'missing'}, expected ${wanted}`)
+    expected.add(name)
   }
   for (const [name, { dtype, shape, elements, parts: [first, second, third] }] of nested) {
     if (layout === 'dense') {
@@ -102,14 +104,12 @@ function checkStored(layout, nested, { tensors }) {
     const stored = tensors.get(values)?.shape
     const kept = stored?.length === 1 ? BigInt(stored[0]) : 0n
     expect(values, dtype, [kept])
-    if (layout === 'bitmask') expect(first, 'U8', [(elements + 7n) / 8n])
+    if (!third) expect(first, 'U8', [(elements + 7n) / 8n])
     else {
       const [rows, columns] = matrixOf(shape)
       expect(first, indexDtype(kept, columns), [rows + 1n])
       expect(second, indexDtype(kept, columns), [kept])
     }
   }
-  for (const name of tensors.keys()) {
-    if (isReserved(name) && !parts.has(name)) fail(CODE, `the name ${show(name)} is reserved`)
-  }
+  for (const name of tensors.keys()) if (isReserved(name) && !expected.has(name)) fail(CODE, `the name ${show(name)} is reserved`)
 }

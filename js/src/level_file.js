@@ -1,16 +1,17 @@
-import { allocate, bytesOf, checkSize, makeTensor, readData } from './data.js'
-import { digestLine, levelDigest, NestedHash } from './digest.js'
-import { DTYPES, FLOATS } from './dtypes.js'
+import { allocate, bytesOf, makeTensor, readData } from './data.js'
+import { checkDigest, lineOf } from './digest.js'
+import { FLOATS } from './dtypes.js'
 import { about, fail, show } from './errors.js'
-import { readHeader } from './header.js'
-import { BLOCK, makeKernels } from './kernels.js'
+import { makeKernels } from './kernels.js'
 import { matrixOf } from './csr.js'
 import { readLevelDocument, readLevelFields } from './level_document.js'
-import { sha256 } from './sha256.js'
+import { openFile } from './network.js'
+import { ownMetadata } from './profile.js'
 import { checkMap, openAll, readIndex } from './shards.js'
-import { isIndex, nameOf, openBytes } from './source.js'
+import { isIndex, nameOf } from './source.js'
 
 /** @import { Tensor } from './data.js' */
+/** @import { TypedArray } from './dtypes.js' */
 /** @import { Header } from './header.js' */
 /** @import { LevelDocument, LevelFields, Nested } from './level_document.js' */
 /** @import { ReadOptions } from './network.js' */
@@ -31,23 +32,10 @@ const CODE = 'InvalidLayout'
  */
 export async function loadLevelFile(source, options = {}) {
   const { files, fields } = await readLevelFiles(source, options)
-  if (options.verify ?? true) checkDigests(files, fields)
   const tensors = new Map()
-  const metadata = new Map()
-  for (const { header, document, stored } of files) {
-    for (const [key, value] of header.metadata) {
-      if (key !== 'elsa_level' && !metadata.has(key)) metadata.set(key, value)
-    }
-    const parts = new Set()
-    for (const [name, nested] of document?.nested ?? []) {
-      if (!nested.parts.length) continue
-      tensors.set(name, decode(nested, stored))
-      for (const part of nested.parts) parts.add(part)
-    }
-    for (const [name, tensor] of stored) if (!parts.has(name)) tensors.set(name, tensor)
-  }
+  await decodeAll(files, fields, options.verify ?? true, (name, tensor) => tensors.set(name, tensor))
   const { level, name, layout, digest } = fields
-  return { level, name, layout, digest, metadata, tensors }
+  return { level, name, layout, digest, metadata: ownMetadata(files.map(({ header }) => header)), tensors }
 }
 
 /**
@@ -57,28 +45,29 @@ export async function loadLevelFile(source, options = {}) {
  */
 export async function validateLevelFile(source, options) {
   const { files, fields } = await readLevelFiles(source, options)
-  return checkDigests(files, fields)
+  return decodeAll(files, fields, true, () => {})
 }
 
 /**
- * Read all of a level, with all checks but that of the digest.
+ * Read all of a level, with all checks but those of contents.
  * @param {Source} source
  * @param {ReadOptions} options
  * @returns {Promise<{files: Stored[], fields: LevelFields}>}
  */
 async function readLevelFiles(source, options) {
+  const name = nameOf(source)
   if (!isIndex(source, options)) {
-    const file = await readStored(source, nameOf(source), options)
-    const fields = file.document ?? about(file.name, async () => fail('NotElsa', 'a safetensors file without a level document'))
-    return { files: [file], fields: await fields }
+    const file = await readStored(source, name, options)
+    return about(name, async () => {
+      const fields = file.document ?? fail('NotElsa', 'a safetensors file without a level document')
+      return { files: [file], fields }
+    })
   }
   const index = await readIndex(source, options)
-  const files = await openAll(index, (shard, name) => readStored(shard, name, { ...options, files: undefined }, false))
-  return about(nameOf(source), async () => {
+  const files = await openAll(index, (shard, name) => readStored(shard, name, { ...options, files: undefined }))
+  return about(name, async () => {
     checkMap(index, files)
-    const fields = joinLevel(index.metadata.get('elsa_level'), files)
-    for (const file of files) checkContents(file)
-    return { files, fields }
+    return { files, fields: joinLevel(index.metadata.get('elsa_level'), files) }
   })
 }
 
@@ -99,11 +88,11 @@ function joinLevel(stated, files) {
     for (const key of /** @type {const} */ (['level', 'name', 'layout'])) {
       if (document[key] !== known[key]) fail(code, `shard ${show(name)} has the ${key} ${show(document[key])}, expected ${show(known[key])}`)
     }
-    const parts = new Set([...document.nested?.values() ?? []].flatMap(nested => nested.parts))
-    for (const tensor of new Set([...header.tensors.keys(), ...document.nested?.keys() ?? []])) {
-      if (parts.has(tensor)) continue
+    const nested = document.nested ?? new Map()
+    const parts = new Set([...nested.values()].flatMap(({ parts }) => parts))
+    for (const tensor of new Set([...header.tensors.keys(), ...nested.keys()])) {
       if (names.has(tensor)) fail(code, `tensor ${show(tensor)} is in two shards`)
-      names.add(tensor)
+      if (!parts.has(tensor)) names.add(tensor)
     }
   }
   return { ...known, digest: fields?.digest }
@@ -113,203 +102,124 @@ function joinLevel(stated, files) {
  * @param {Source} source
  * @param {string} name
  * @param {ReadOptions} options
- * @param {boolean} [check] the contents of parts too
  * @returns {Promise<Stored>}
  */
-async function readStored(source, name, options, check = true) {
-  return about(name, async () => {
-    const bytes = await openBytes(source, options)
-    try {
-      const header = await readHeader(bytes)
-      const document = readLevelDocument(header)
-      checkSize(header, bytes.left())
-      const stored = new Map()
-      await readData(bytes, header, makeKernels(), new Map(), entry => {
-        const tensor = makeTensor(entry)
-        const target = bytesOf(tensor)
-        stored.set(entry.name, tensor)
-        return (piece, at) => target.set(piece, at)
-      })
-      const file = { name, header, document, stored }
-      if (check) checkContents(file)
-      return file
-    } finally {
-      await bytes.close()
-    }
-  })
+async function readStored(source, name, options) {
+  const { header, bytes, document } = await openFile(source, name, options, async (header, bytes) =>
+    ({ header, bytes, document: readLevelDocument(header) }))
+  const stored = new Map()
+  await about(name, () => readData(bytes, header, makeKernels(), undefined, entry => {
+    const target = allocate(entry.size)
+    stored.set(entry.name, makeTensor(entry, target))
+    return (piece, at) => target.set(piece, at)
+  }))
+  return { name, header, document, stored }
 }
 
 /**
- * The parts of nested tensors against ELSA-R-070, 073 and 092.
- * @param {Stored} file
+ * Decode all tensors, and compare the digests that can be recomputed: where `tensors` is given (ELSA-R-068, 102).
+ * @param {Stored[]} files
+ * @param {LevelFields} fields
+ * @param {boolean} verify
+ * @param {(name: string, tensor: Tensor) => void} take
+ * @returns {Promise<number>} of digests that were compared
  */
-function checkContents({ document, stored }) {
-  for (const [name, nested] of document?.nested ?? []) {
-    if (!nested.parts.length) continue
-    const parts = nested.parts.map(part => /** @type {Tensor} */ (stored.get(part)))
-    const values = parts[parts.length - 1]
-    const { width } = FLOATS[nested.dtype]
-    const kept = values.data.byteLength / width
-    if (countNonzero(values, width) !== kept) fail(CODE, `tensor ${show(name)} has a zero among its values`)
-    if (parts.length === 2) {
-      const bits = bytesOf(parts[0])
-      let found = 0
-      for (const byte of bits) found += ONES[byte]
-      const unused = Number(nested.elements % 8n)
-      if (unused && bits[bits.length - 1] >> unused) fail(CODE, `the bitmask of ${show(name)} has bits behind its end`)
-      if (found !== kept) fail(CODE, `the bitmask of ${show(name)} has ${found} bits set, expected ${kept}`)
-    } else checkCsr(name, nested.shape, parts[0].data, parts[1].data)
+async function decodeAll(files, fields, verify, take) {
+  const kernels = makeKernels()
+  const all = new Map()
+  const whole = verify && fields !== files[0].document && files.every(file => file.document?.nested) && fields.digest
+  let compared = 0
+  for (const { name, document, stored } of files) {
+    await about(name, async () => {
+      const { digest, nested } = document ?? {}
+      const hashed = whole || verify && nested && digest
+      const lines = new Map()
+      for (const [name, tensor] of decode(nested ?? new Map(), stored)) {
+        take(name, tensor)
+        if (hashed) lines.set(name, lineOf(kernels, name, tensor, Boolean(nested?.has(name))))
+      }
+      if (hashed && checkDigest(fields.level, lines, digest)) compared++
+      for (const [name, line] of lines) all.set(name, line)
+    })
   }
+  if (whole && checkDigest(fields.level, all, whole)) compared++
+  return compared
 }
 
-const ONES = Uint8Array.from({ length: 256 }, (_, i) => i.toString(2).replaceAll('0', '').length)
+/**
+ * The tensors of a file, one after the other; the parts of nested ones against ELSA-R-070, 073 and 092.
+ * @param {Map<string, Nested>} nested
+ * @param {Map<string, Tensor>} stored
+ * @returns {Generator<[string, Tensor]>}
+ */
+function* decode(nested, stored) {
+  const used = new Set()
+  for (const [name, { dtype, shape, elements, parts }] of nested) {
+    if (!parts.length) continue
+    for (const part of parts) used.add(part)
+    const bytes = allocate(Number(elements) * FLOATS[dtype].width)
+    const [first, second, third] = parts.map(part => /** @type {Tensor} */ (stored.get(part)).data)
+    const words = wordsOf(bytes, dtype)
+    const values = wordsOf(bytesOf(third ?? second), dtype)
+    if (!values.every(Boolean)) fail(CODE, `tensor ${show(name)} has a zero among its values`)
+    if (third) decodeCsr(name, shape, first, second, words, values)
+    else decodeBitmask(name, bytesOf(first), words, values)
+    yield [name, makeTensor({ dtype, shape }, bytes)]
+  }
+  for (const [name, tensor] of stored) if (!used.has(name)) yield [name, tensor]
+}
 
-/** @param {Tensor} tensor @param {number} width */
-function countNonzero(tensor, width) {
-  const words = new (width === 2 ? Uint16Array : width === 4 ? Uint32Array : BigUint64Array)(/** @type {ArrayBuffer} */ (tensor.data.buffer))
-  let count = 0
-  for (let i = 0; i < words.length; i++) count += words[i] ? 1 : 0
-  return count
+/**
+ * @param {Uint8Array} bytes
+ * @param {string} dtype
+ * @returns {any} an array of unsigned words
+ */
+function wordsOf({ buffer }, dtype) {
+  const { width } = FLOATS[dtype]
+  return new (width === 2 ? Uint16Array : width === 4 ? Uint32Array : BigUint64Array)(/** @type {ArrayBuffer} */ (buffer))
+}
+
+/**
+ * @param {string} name
+ * @param {Uint8Array} bitmask
+ * @param {any} words
+ * @param {any} values
+ */
+function decodeBitmask(name, bitmask, words, values) {
+  let found = 0
+  for (let i = 0; i < bitmask.length; i++) {
+    for (let bits = bitmask[i], j = 8 * i; bits; bits >>= 1, j++) {
+      if (!(bits & 1)) continue
+      if (j >= words.length) fail(CODE, `the bitmask of ${show(name)} has bits behind its end`)
+      if (found < values.length) words[j] = values[found]
+      found++
+    }
+  }
+  if (found !== values.length) fail(CODE, `the bitmask of ${show(name)} has ${found} bits set, expected ${values.length}`)
 }
 
 /**
  * @param {string} name
  * @param {number[]} shape
- * @param {import('./dtypes.js').TypedArray} pointers
- * @param {import('./dtypes.js').TypedArray} indices
+ * @param {TypedArray} pointers
+ * @param {TypedArray} indices
+ * @param {any} words
+ * @param {any} values
  */
-function checkCsr(name, shape, pointers, indices) {
-  const [, columns] = matrixOf(shape)
-  const kept = indices.length
-  if (Number(pointers[0]) !== 0 || Number(pointers[pointers.length - 1]) !== kept) fail(CODE, `indptr of ${show(name)} does not go from 0 to ${kept}`)
-  for (let row = 1; row < pointers.length; row++) {
-    const [begin, end] = [Number(pointers[row - 1]), Number(pointers[row])]
-    if (end < begin || end > kept) fail(CODE, `indptr of ${show(name)} decreases at row ${row - 1}`)
-    for (let i = begin, last = -1; i < end; i++) {
-      const column = Number(indices[i])
+function decodeCsr(name, shape, pointers, indices, words, values) {
+  const columns = Number(matrixOf(shape)[1])
+  let end = 0
+  for (let row = 0; row < pointers.length; row++) {
+    // Row −1 has no elements, and ends where row 0 begins.
+    let begin = end
+    end = Number(pointers[row])
+    if (end < begin || end > (row ? values.length : 0)) fail(CODE, `indptr of ${show(name)} has ${end} after ${begin}`)
+    for (let last = -1; begin < end; begin++) {
+      const column = Number(indices[begin])
       if (column <= last || column >= columns) fail(CODE, `row ${row - 1} of ${show(name)} has the column ${column} after ${last}`)
+      words[(row - 1) * columns + column] = values[begin]
       last = column
     }
   }
-}
-
-/**
- * The bitmask of a nested tensor in a sparse layout, piece by piece.
- * @param {Nested} nested
- * @param {Map<string, Tensor>} stored
- * @returns {Generator<Uint8Array>}
- */
-function* bitmaskOf({ parts, shape, elements }, stored) {
-  const [first, second] = parts.map(part => /** @type {Tensor} */ (stored.get(part)))
-  if (parts.length === 2) {
-    yield bytesOf(first)
-    return
-  }
-  const [, columns] = matrixOf(shape).map(Number)
-  const size = Math.ceil(Number(elements) / 8)
-  let row = 0
-  let i = 0
-  for (let at = 0; at < size; at += BLOCK) {
-    const piece = new Uint8Array(Math.min(BLOCK, size - at))
-    for (; i < second.data.length; i++) {
-      while (Number(first.data[row + 1]) <= i) row++
-      const element = row * columns + Number(second.data[i]) - 8 * at
-      if (element >= 8 * piece.length) break
-      piece[Math.floor(element / 8)] |= 1 << element % 8
-    }
-    yield piece
-  }
-}
-
-/**
- * @param {Nested} nested
- * @param {Map<string, Tensor>} stored
- * @returns {Tensor}
- */
-function decode(nested, stored) {
-  const { dtype, shape, elements, parts } = nested
-  const { width } = FLOATS[dtype]
-  const buffer = allocate(Number(elements) * width)
-  const words = new (width === 2 ? Uint16Array : width === 4 ? Uint32Array : BigUint64Array)(buffer)
-  const source = /** @type {Tensor} */ (stored.get(parts[parts.length - 1])).data.buffer
-  const values = new (width === 2 ? Uint16Array : width === 4 ? Uint32Array : BigUint64Array)(/** @type {ArrayBuffer} */ (source))
-  let at = 0
-  let next = 0
-  for (const piece of bitmaskOf(nested, stored)) {
-    for (let i = 0; i < piece.length; i++, at += 8) {
-      for (let bits = piece[i], j = at; bits; bits >>= 1, j++) if (bits & 1) words[j] = values[next++]
-    }
-  }
-  return { dtype, shape, data: new DTYPES[dtype][1](buffer) }
-}
-
-/**
- * Compare the digests that can be recomputed: where `tensors` is given (ELSA-R-068, 102).
- * @param {Stored[]} files
- * @param {LevelFields} fields
- * @returns {number} how many
- */
-function checkDigests(files, fields) {
-  const all = new Map()
-  let compared = 0
-  /** @param {string} where @param {Map<string, string>} lines @param {string | undefined} stated */
-  const compare = (where, lines, stated) => {
-    if (!stated) return
-    const found = levelDigest(lines)
-    if (found !== stated) fail('DigestMismatch', `${where ? `${where}: ` : ''}level ${fields.level} has the digest ${found}, expected ${stated}`)
-    compared++
-  }
-  const wanted = files.every(file => file.document?.nested)
-  for (const file of files) {
-    if (!file.document?.nested || !(wanted && fields.digest) && !file.document.digest) continue
-    const lines = linesOf(file)
-    compare(file.name, lines, file.document.digest)
-    for (const [name, line] of lines) all.set(name, line)
-  }
-  if (wanted && fields !== files[0].document) compare('', all, fields.digest)
-  return compared
-}
-
-/** @param {Stored} file */
-function linesOf({ document, stored }) {
-  const lines = new Map()
-  const parts = new Set()
-  const kernels = makeKernels()
-  for (const [name, nested] of document?.nested ?? []) {
-    let hashes
-    if (nested.parts.length) {
-      const [bitmask, values] = [sha256(), sha256()]
-      for (const piece of bitmaskOf(nested, stored)) bitmask.update(piece)
-      for (const part of nested.parts) parts.add(part)
-      values.update(bytesOf(/** @type {Tensor} */ (stored.get(nested.parts[nested.parts.length - 1]))))
-      hashes = [bitmask.hex(), values.hex()]
-    } else {
-      hashes = hashNested(kernels, nested.dtype, bytesOf(/** @type {Tensor} */ (stored.get(name))))
-    }
-    lines.set(name, digestLine(name, nested, hashes))
-  }
-  for (const [name, tensor] of stored) {
-    if (parts.has(name) || lines.has(name)) continue
-    const hash = sha256()
-    hash.update(bytesOf(tensor))
-    lines.set(name, digestLine(name, tensor, [hash.hex()]))
-  }
-  return lines
-}
-
-/**
- * The two hashes of a nested tensor in memory.
- * @param {import('./kernels.js').Kernels} kernels
- * @param {string} dtype
- * @param {Uint8Array} bytes
- * @returns {string[]}
- */
-export function hashNested(kernels, dtype, bytes) {
-  const hash = new NestedHash(kernels, dtype)
-  for (let at = 0; at < bytes.length; at += BLOCK) {
-    const piece = bytes.subarray(at, at + BLOCK)
-    kernels.block.set(piece)
-    hash.update(piece.length)
-  }
-  return hash.hashes()
+  if (end < values.length) fail(CODE, `indptr of ${show(name)} ends with ${end}, expected ${values.length}`)
 }

@@ -1,11 +1,11 @@
-import { allocate, bytesOf, makeTensor, masker, readData } from './data.js'
+import { allocate, makeTensor, masker, readData } from './data.js'
 import { about, fail } from './errors.js'
 import { makeKernels } from './kernels.js'
 import { openNetwork } from './network.js'
 import { chooseLevel, isReserved, storedName } from './profile.js'
 
 /** @import { Tensor, Visitor } from './data.js' */
-/** @import { Entry } from './header.js' */
+/** @import { Entry, Header } from './header.js' */
 /** @import { Network, ReadOptions } from './network.js' */
 /** @import { LevelChoice, Profile } from './profile.js' */
 /** @import { Source } from './source.js' */
@@ -23,14 +23,23 @@ import { chooseLevel, isReserved, storedName } from './profile.js'
  */
 export async function inspect(source, options = {}) {
   const { profile, metadata, parts } = await openNetwork(source, options)
-  const tensors = new Map()
-  for (const part of parts) {
-    await (await part.data()).close()
-    for (const [name, { dtype, shape, size }] of part.header.tensors) {
-      if (!isReserved(name)) tensors.set(name, { dtype, shape, size })
-    }
-  }
-  return { profile, metadata, tensors }
+  await closeAll(parts)
+  return { profile, metadata, tensors: describe(parts) }
+}
+
+/**
+ * The tensors of files, but for variants.
+ * @param {{header: Header}[]} parts
+ * @returns {Map<string, {dtype: string, shape: number[], size: number}>}
+ */
+export function describe(parts) {
+  return new Map(parts.flatMap(({ header }) => [...header.tensors.values()]).filter(({ name }) => !isReserved(name))
+    .map(({ name, dtype, shape, size }) => [name, { dtype, shape: /** @type {number[]} */ (shape), size }]))
+}
+
+/** @param {Network['parts']} parts */
+async function closeAll(parts) {
+  for (const part of parts) await (await part.data()).close()
 }
 
 /**
@@ -40,15 +49,14 @@ export async function inspect(source, options = {}) {
  * @returns {Promise<{level: number | 'dense', profile: Profile, metadata: Map<string, string>, tensors: Map<string, Tensor>}>}
  */
 export async function load(source, options) {
-  const network = await openNetwork(source, options)
+  const { profile, metadata, parts } = await openNetwork(source, options)
   const tensors = new Map()
-  const level = await readLevel(network, options, (entry, name) => {
-    const tensor = makeTensor(entry)
-    tensors.set(name, tensor)
-    const target = bytesOf(tensor)
+  const level = await readLevel(parts, profile, options, (entry, name) => {
+    const target = allocate(entry.size)
+    tensors.set(name, makeTensor(entry, target))
     return (piece, at) => target.set(piece, at)
   })
-  return { level, profile: network.profile, metadata: network.metadata, tensors }
+  return { level, profile, metadata, tensors }
 }
 
 /**
@@ -59,16 +67,16 @@ export async function load(source, options) {
  * @returns {Promise<Uint8Array<ArrayBuffer>>}
  */
 export async function loadImage(source, options) {
-  const network = await openNetwork(source, options)
-  const [{ header }] = network.parts
-  if (network.parts.length > 1) fail('InvalidOption', 'an image is of one file, not of shards')
-  const start = 8 + header.bytes.length
-  const image = new Uint8Array(allocate(start + header.size))
-  new DataView(image.buffer).setBigUint64(0, BigInt(header.bytes.length), true)
-  image.set(header.bytes, 8)
-  await readLevel(network, options, (entry, name) => {
+  const { profile, parts } = await openNetwork(source, options)
+  const [{ header: { bytes, size, tensors } }] = parts
+  if (parts.length > 1) fail('InvalidOption', 'an image is of one file, not of shards')
+  const start = 8 + bytes.length
+  const image = allocate(start + size)
+  new DataView(image.buffer).setUint32(0, bytes.length, true)
+  image.set(bytes, 8)
+  await readLevel(parts, profile, options, (entry, name) => {
     // A variant is wanted in the place of its plain name.
-    const { begin } = header.tensors.get(name) ?? entry
+    const { begin } = tensors.get(name) ?? entry
     return (piece, at) => image.set(piece, start + begin + at)
   })
   return image
@@ -76,41 +84,42 @@ export async function loadImage(source, options) {
 
 /**
  * Read all data of a network, and hand out what a level has of it.
- * @param {Network} network
+ * @param {Network['parts']} parts
+ * @param {Profile} whole
  * @param {LoadOptions} options
  * @param {(entry: Entry, name: string) => Visitor} take gets the stored tensor, its name in the level, and then the pieces
  * @returns {Promise<number | 'dense'>}
  */
-async function readLevel(network, { level: choice, verify = true }, take) {
+async function readLevel(parts, whole, { level: choice, verify = true }, take) {
   /** @type {number | 'dense'} */
   let level
   try {
-    level = chooseLevel(network.profile, choice)
+    level = chooseLevel(whole, choice)
   } catch (error) {
-    for (const part of network.parts) await (await part.data()).close()
+    await closeAll(parts)
     throw error
   }
   const kernels = makeKernels()
-  for (const part of network.parts) {
-    const { header, profile } = part
-    const wanted = new Map()
-    for (const name of header.tensors.keys()) {
-      if (!isReserved(name)) wanted.set(storedName(profile, name, level), name)
-    }
-    await about(part.name, async () => {
-      const bytes = await part.data()
-      try {
-        await readData(bytes, header, kernels, verify ? profile.checksums : new Map(), entry => {
-          const name = wanted.get(entry.name)
-          if (name === undefined) return undefined
-          const visitor = take(entry, name)
-          const mask = masker(kernels, profile, entry, level)
-          return mask ? (piece, at) => (mask(piece), visitor(piece, at)) : visitor
-        })
-      } finally {
-        await bytes.close()
-      }
-    })
+  for (const { name, header, profile, data } of parts) {
+    const wanted = wantedNames(header, profile, level)
+    await about(name, async () => readData(await data(), header, kernels, verify ? profile.checksums : undefined, entry => {
+      const name = wanted.get(entry.name)
+      if (name === undefined) return undefined
+      const visitor = take(entry, name)
+      const mask = masker(kernels, profile, entry, level)
+      return mask ? (piece, at) => (mask(piece), visitor(piece, at)) : visitor
+    }))
   }
   return level
+}
+
+/**
+ * The names of a level's tensors by those under which they are stored.
+ * @param {Header} header
+ * @param {Profile} profile
+ * @param {number | 'dense'} level
+ * @returns {Map<string, string>}
+ */
+export function wantedNames({ tensors }, profile, level) {
+  return new Map([...tensors.keys()].filter(name => !isReserved(name)).map(name => [storedName(profile, name, level), name]))
 }

@@ -1,7 +1,8 @@
 import { checkSize } from './data.js'
 import { about } from './errors.js'
 import { readHeader } from './header.js'
-import { readProfile } from './profile.js'
+import { ownMetadata, readProfile } from './profile.js'
+import { openShards } from './shards.js'
 import { isIndex, nameOf, openBytes } from './source.js'
 
 /** @import { Header } from './header.js' */
@@ -35,14 +36,9 @@ import { isIndex, nameOf, openBytes } from './source.js'
  * @returns {Promise<Network>}
  */
 export async function openNetwork(source, options) {
-  if (isIndex(source, options)) {
-    // Few networks are in shards; the others do without this module.
-    const { openShards } = await import('./shards.js')
-    return openShards(source, options, openPart)
-  }
+  if (isIndex(source, options)) return openShards(source, options, openPart)
   const part = await openPart(source, nameOf(source), options)
-  const metadata = new Map([...part.header.metadata].filter(([key]) => key !== 'elsa' && key !== 'elsa_level'))
-  return { profile: part.profile, metadata, parts: [part] }
+  return { profile: part.profile, metadata: ownMetadata([part.header]), parts: [part] }
 }
 
 /**
@@ -51,14 +47,28 @@ export async function openNetwork(source, options) {
  * @param {ReadOptions} options
  * @returns {Promise<Part>}
  */
-async function openPart(source, name, options) {
+function openPart(source, name, options) {
+  return openFile(source, name, options, async (header, bytes) =>
+    ({ name, header, profile: readProfile(header), data: async () => bytes }))
+}
+
+/**
+ * Read the header of a file, and what it says.
+ * @template T
+ * @param {Source} source
+ * @param {string} name
+ * @param {ReadOptions} options
+ * @param {(header: Header, bytes: Bytes) => Promise<T>} read
+ * @returns {Promise<T>}
+ */
+export function openFile(source, name, options, read) {
   return about(name, async () => {
     const bytes = await openBytes(source, options)
     try {
       const header = await readHeader(bytes)
-      const profile = readProfile(header)
-      checkSize(header, bytes.left())
-      return { name, header, profile, data: async () => bytes }
+      const result = await read(header, bytes)
+      if (bytes.size !== undefined) checkSize(header, bytes.size - 8 - header.bytes.length)
+      return result
     } catch (error) {
       await bytes.close()
       throw error

@@ -1,7 +1,7 @@
-import { CHECKSUM, DIGEST, NAME, NUMBERS, OBJECT, STRINGS, TEXT, arrayOf, checkHeader, checkVersion, field, integer, numbers } from './document.js'
+import { CHECKSUM, DIGEST, NAME, NUMBER, OBJECT, TEXT, arrayOf, checkHeader, checkVersion, fieldsOf, integer, mapOf, text } from './document.js'
 import { FLOATS } from './dtypes.js'
 import { fail, show } from './errors.js'
-import { Real, parseJson } from './json.js'
+import { parseJson } from './json.js'
 import { compareText } from './written.js'
 
 /** @import { Entry, Header } from './header.js' */
@@ -46,6 +46,14 @@ export const storedName = (profile, name, level) =>
   level !== 'dense' && profile.perLevel.has(name) ? `${RESERVED}${level}.${name}` : name
 
 /**
+ * The metadata of a file but for the format's own. Of several files the first that has a key counts.
+ * @param {Header[]} headers
+ * @returns {Map<string, string>}
+ */
+export const ownMetadata = headers => new Map([...headers].reverse().flatMap(({ metadata }) => [...metadata])
+  .filter(([key]) => !/^elsa(_level|_delivery)?$/.test(key)))
+
+/**
  * The number of a level that is asked for by its number, its name, or a function of the profile.
  * @typedef {number | string | ((profile: Profile) => number | string)} LevelChoice
  */
@@ -56,14 +64,14 @@ export const storedName = (profile, name, level) =>
  * @returns {number | 'dense'}
  */
 export function chooseLevel(profile, choice) {
-  const level = typeof choice === 'function' ? choice(profile) : choice
-  if (level === 'dense') return level
-  const found = profile.levels.filter(l => l.level === level || l.name === level)
-  if (found.length !== 1) {
-    const known = profile.levels.map(l => `${l.level} (${show(l.name)})`).join(', ')
-    fail('NoSuchLevel', `level ${show(level)}, expected one of ${known}, or "dense"`)
+  const wanted = typeof choice === 'function' ? choice(profile) : choice
+  if (wanted === 'dense') return wanted
+  const [found, other] = profile.levels.filter(({ level, name }) => level === wanted || name === wanted)
+  if (!found || other) {
+    const known = profile.levels.map(({ level, name }) => `${level} (${show(name)})`)
+    fail('NoSuchLevel', `level ${show(wanted)}, expected one of ${known.join(', ')}, or "dense"`)
   }
-  return found[0].level
+  return found.level
 }
 
 /**
@@ -72,11 +80,11 @@ export function chooseLevel(profile, choice) {
  * @returns {Profile}
  */
 export function readProfile(header) {
-  const text = header.metadata.get('elsa')
-  if (text === undefined) fail('NotElsa', 'a safetensors file without an ELSA profile')
-  const map = parseJson(text, 'profile')
+  const document = header.metadata.get('elsa')
+  if (document === undefined) fail('NotElsa', 'a safetensors file without an ELSA profile')
+  const map = parseJson(document, 'profile')
   const version = checkVersion(map, CODE)
-  checkHeader(header.bytes, field(map, 'header', CHECKSUM, CODE, undefined))
+  checkHeader(header.bytes, fieldsOf(map, CODE)('header', CHECKSUM, undefined))
   const profile = { version, ...readFields(map) }
   checkTensors(profile, header)
   checkSums(profile)
@@ -88,31 +96,28 @@ export function readProfile(header) {
  * @returns {Omit<Profile, 'version'>}
  */
 function readFields(map) {
-  const bits = field(map, 'bits', integer(1, 8), CODE)
-  const levels = field(map, 'levels', arrayOf(OBJECT, 1, 2 ** bits - 1), CODE).map(readLevel)
-  const dense = field(map, 'dense', OBJECT, CODE, new Map())
-  const nested = field(map, 'nested', OBJECT, CODE)
+  const get = fieldsOf(map, CODE)
+  const bits = get('bits', integer(1, 8))
+  const levels = get('levels', arrayOf(OBJECT, 1, 2 ** bits - 1)).map(readLevel)
+  const dense = get('dense', OBJECT, new Map())
+  const nested = mapOf(get('nested', OBJECT), arrayOf(integer(0), levels.length, levels.length), CODE)
   for (const [name, counts] of nested) {
-    field(nested, name, arrayOf(integer(0), levels.length), CODE)
     for (let t = 1; t < counts.length; t++) {
-      if (counts[t] < counts[t - 1]) fail(CODE, `the counts of ${show(name)} decrease from ${counts[t - 1]} to ${counts[t]}`)
+      if (counts[t] < counts[t - 1]) fail(CODE, `the counts of ${show(name)} decrease at level ${t + 1}`)
     }
   }
-  const perLevel = field(map, 'per_level', STRINGS, CODE, [])
+  const perLevel = get('per_level', arrayOf(TEXT), [])
   for (const [i, name] of perLevel.entries()) {
     if (i && compareText(perLevel[i - 1], name) >= 0) fail(CODE, `per_level is not sorted at ${show(name)}`)
-    if (nested.has(name)) fail(CODE, `${show(name)} is both nested and per-level`)
+    if (nested.has(name)) fail(CODE, `${show(name)} is nested and in per_level`)
   }
-  for (const name of [...nested.keys(), ...perLevel]) {
-    if (isReserved(name)) fail(CODE, `the name ${show(name)} is reserved`)
-  }
-  const checksums = field(map, 'checksums', OBJECT, CODE, new Map())
-  for (const name of checksums.keys()) field(checksums, name, CHECKSUM, CODE)
-  const shard = field(map, 'shard', OBJECT, CODE, undefined)
+  for (const name of [...nested.keys(), ...perLevel]) if (isReserved(name)) fail(CODE, `the name ${show(name)} is reserved`)
+  const checksums = mapOf(get('checksums', OBJECT, new Map()), CHECKSUM, CODE)
+  const shard = get('shard', OBJECT, undefined)
   return {
     bits,
     levels,
-    dense: { metrics: numbers(field(dense, 'metrics', NUMBERS, CODE, new Map())) },
+    dense: { metrics: readMetrics(dense) },
     nested,
     perLevel: new Set(perLevel),
     checksums,
@@ -122,8 +127,18 @@ function readFields(map) {
 
 /** @param {Map<string, any>} map */
 function readShard(map) {
-  const of = field(map, 'of', integer(1), CODE)
-  return { number: field(map, 'number', integer(1, of), CODE), of }
+  const get = fieldsOf(map, CODE)
+  const of = get('of', integer(1))
+  return { number: get('number', integer(1, of)), of }
+}
+
+/**
+ * @param {Map<string, any>} map
+ * @returns {Record<string, number>}
+ */
+function readMetrics(map) {
+  const metrics = mapOf(fieldsOf(map, CODE)('metrics', OBJECT, new Map()), NUMBER, CODE)
+  return Object.fromEntries([...metrics].sort().map(([key, value]) => [key, Number(value)]))
 }
 
 /**
@@ -132,22 +147,16 @@ function readShard(map) {
  * @returns {Level}
  */
 function readLevel(map, index) {
-  /** @type {import('./document.js').Kind} */
-  const fraction = ['a number 0…1', value => {
-    const number = value instanceof Real ? value.value : value
-    return typeof number === 'number' && number >= 0 && number <= 1
-  }]
-  /** @type {import('./document.js').Kind} */
-  const pattern = ['N:M', value => TEXT[1](value) && /^[1-9][0-9]*:[1-9][0-9]*$/.test(value)]
-  const target = field(map, 'target', fraction, CODE, undefined)
+  const get = fieldsOf(map, CODE)
+  const target = get('target', ['a number 0…1', value => NUMBER[1](value) && value >= 0 && value <= 1], undefined)
   return {
     level: index + 1,
-    name: field(map, 'name', NAME, CODE),
-    nonzero: field(map, 'nonzero', integer(0), CODE),
-    target: target instanceof Real ? target.value : target,
-    pattern: field(map, 'pattern', pattern, CODE, undefined),
-    digest: field(map, 'digest', DIGEST, CODE, undefined),
-    metrics: numbers(field(map, 'metrics', NUMBERS, CODE, new Map())),
+    name: get('name', NAME),
+    nonzero: get('nonzero', integer(0)),
+    target: target && Number(target),
+    pattern: get('pattern', text('N:M', /^[1-9][0-9]*:[1-9][0-9]*$/), undefined),
+    digest: get('digest', DIGEST, undefined),
+    metrics: readMetrics(map),
   }
 }
 
@@ -158,24 +167,23 @@ function readLevel(map, index) {
  */
 function checkTensors(profile, { tensors, order }) {
   const code = 'ProfileMismatch'
-  for (const name of [...profile.nested.keys(), ...profile.perLevel, ...profile.checksums.keys()]) {
-    if (!tensors.has(name)) fail(code, `the profile names ${show(name)}, which is not in the file`)
+  const { bits, levels, nested, perLevel, checksums } = profile
+  for (const name of [...nested.keys(), ...perLevel, ...checksums.keys()]) {
+    if (!tensors.has(name)) fail(code, `tensor ${show(name)} of the profile is missing`)
   }
-  for (const [name, counts] of profile.nested) {
+  for (const [name, counts] of nested) {
     const { dtype, elements } = /** @type {Entry} */ (tensors.get(name))
-    if (!FLOATS[dtype] || profile.bits > FLOATS[dtype].mantissa) {
-      fail(code, `nested tensor ${show(name)} is ${dtype}, which cannot hold counters of ${profile.bits} bits`)
-    }
+    if (!(bits <= FLOATS[dtype]?.mantissa)) fail(code, `tensor ${show(name)} is ${dtype}: no room for counters of ${bits} bits`)
     const most = counts[counts.length - 1]
-    if (most > elements) fail(code, `nested tensor ${show(name)} keeps ${most} of ${elements} weights`)
+    if (most > elements) fail(code, `tensor ${show(name)} keeps ${most} of ${elements} weights`)
   }
   const variants = new Set()
-  for (const name of profile.perLevel) {
-    const plain = /** @type {Entry} */ (tensors.get(name))
-    for (const { level } of profile.levels) {
+  for (const name of perLevel) {
+    const { dtype, shape } = /** @type {Entry} */ (tensors.get(name))
+    for (const { level } of levels) {
       const variant = tensors.get(storedName(profile, name, level))
-      if (!variant || variant.dtype !== plain.dtype || String(variant.shape) !== String(plain.shape)) {
-        fail(code, `level ${level} has no variant of ${show(name)} with its dtype and shape`)
+      if (variant?.dtype !== dtype || String(variant.shape) !== String(shape)) {
+        fail(code, `level ${level} has no variant of ${show(name)} that is ${dtype} [${shape}]`)
       }
       variants.add(variant)
     }
@@ -183,19 +191,19 @@ function checkTensors(profile, { tensors, order }) {
   let others = false
   for (const tensor of order) {
     const isVariant = variants.has(tensor)
-    if (isReserved(tensor.name) && !isVariant) fail(code, `the name ${show(tensor.name)} is reserved, and no variant`)
-    if (isVariant && tensor.size && others) fail(code, `the variant ${show(tensor.name)} stands behind other tensors`)
+    if (isReserved(tensor.name) && !isVariant) fail(code, `the name ${show(tensor.name)} is reserved`)
+    if (isVariant && tensor.size && others) fail(code, `the variant ${show(tensor.name)} is behind other tensors`)
     others ||= !isVariant && tensor.size > 0
   }
 }
 
-/** `nonzero` against the counts (ELSA-R-055). @param {Profile} profile */
-function checkSums({ levels, nested, shard }) {
+/** `nonzero` against the counts (ELSA-R-055). @param {Pick<Profile, 'levels' | 'nested' | 'shard'>} profile */
+export function checkSums({ levels, nested, shard }) {
   for (const { level, nonzero } of levels) {
     let sum = 0n
     for (const counts of nested.values()) sum += BigInt(counts[level - 1])
     if (shard ? sum > BigInt(nonzero) : sum !== BigInt(nonzero)) {
-      fail('CountMismatch', `level ${level} keeps ${sum} weights in all tensors, nonzero says ${nonzero}`)
+      fail('CountMismatch', `level ${level} keeps ${sum} weights, expected ${nonzero}`)
     }
   }
 }

@@ -5,54 +5,32 @@ for (let prime = 2, found = 0; found < 64; prime++) {
   let divisor = 2
   while (prime % divisor) divisor++
   if (divisor < prime) continue
-  if (found < 8) START[found] = fraction(Math.sqrt(prime))
-  K[found++] = fraction(Math.cbrt(prime))
+  START[found] = prime ** (1 / 2) % 1 * 2 ** 32
+  K[found++] = Math.cbrt(prime) % 1 * 2 ** 32
 }
 
-/** @param {number} x */
-function fraction(x) {
-  return (x - Math.floor(x)) * 2 ** 32
-}
+/**
+ * SHA-256 of bytes that come in pieces.
+ * @typedef {{update: (bytes: Uint8Array) => unknown, hex: () => string}} Hash `hex` gives the hash; no more can be added
+ */
 
-/** SHA-256 of bytes that come in pieces. */
-export class Sha256 {
-  constructor() {
-    this.state = START.slice()
-    this.block = new Uint8Array(64)
-    this.view = new DataView(this.block.buffer)
-    this.words = new Int32Array(64)
-    this.size = 0
-  }
-
-  /**
-   * @param {Uint8Array} bytes
-   * @returns {this}
-   */
-  update(bytes) {
-    let at = 0
-    while (at < bytes.length) {
-      const used = this.size % 64
-      const count = Math.min(64 - used, bytes.length - at)
-      if (count === 64) this.rounds(new DataView(bytes.buffer, bytes.byteOffset + at))
-      else {
-        this.block.set(bytes.subarray(at, at + count), used)
-        if (used + count === 64) this.rounds(this.view)
-      }
-      at += count
-      this.size += count
-    }
-    return this
-  }
+/** @returns {Hash} */
+export function plainSha256() {
+  const state = START.slice()
+  const block = new Uint8Array(64)
+  const words = new Int32Array(64)
+  let size = 0
 
   /** @param {DataView} view of 64 bytes */
-  rounds(view) {
-    const { state, words } = this
-    for (let i = 0; i < 16; i++) words[i] = view.getInt32(4 * i)
-    for (let i = 16; i < 64; i++) {
-      const x = words[i - 15]
-      const y = words[i - 2]
-      words[i] = words[i - 16] + words[i - 7] + ((x >>> 7 | x << 25) ^ (x >>> 18 | x << 14) ^ x >>> 3) +
-        ((y >>> 17 | y << 15) ^ (y >>> 19 | y << 13) ^ y >>> 10)
+  function rounds(view) {
+    for (let i = 0; i < 64; i++) {
+      if (i < 16) words[i] = view.getInt32(4 * i)
+      else {
+        const x = words[i - 15]
+        const y = words[i - 2]
+        words[i] = words[i - 16] + words[i - 7] + ((x >>> 7 | x << 25) ^ (x >>> 18 | x << 14) ^ x >>> 3) +
+          ((y >>> 17 | y << 15) ^ (y >>> 19 | y << 13) ^ y >>> 10)
+      }
     }
     let [a, b, c, d, e, f, g, h] = state
     for (let i = 0; i < 64; i++) {
@@ -67,34 +45,40 @@ export class Sha256 {
       b = a
       a = first + second | 0
     }
-    state[0] += a
-    state[1] += b
-    state[2] += c
-    state[3] += d
-    state[4] += e
-    state[5] += f
-    state[6] += g
-    state[7] += h
+    for (const [i, x] of [a, b, c, d, e, f, g, h].entries()) state[i] += x
   }
 
-  /** @returns {string} the hash in hex digits; no more can be added */
-  hex() {
-    const size = this.size
+  /** @param {Uint8Array} bytes */
+  function update(bytes) {
+    for (let at = 0; at < bytes.length;) {
+      const used = size % 64
+      const piece = bytes.subarray(at, at + 64 - used)
+      at += piece.length
+      size += piece.length
+      if (piece.length === 64) rounds(new DataView(piece.buffer, piece.byteOffset))
+      else {
+        block.set(piece, used)
+        if (size % 64 === 0) rounds(new DataView(block.buffer))
+      }
+    }
+  }
+
+  function hex() {
     const padding = new Uint8Array((size % 64 < 56 ? 64 : 128) - size % 64)
     padding[0] = 128
     new DataView(padding.buffer).setBigUint64(padding.length - 8, 8n * BigInt(size))
-    this.update(padding)
-    return [...this.state].map(x => (x >>> 0).toString(16).padStart(8, '0')).join('')
+    update(padding)
+    return [...state].map(x => (x >>> 0).toString(16).padStart(8, '0')).join('')
   }
+  return { update, hex }
 }
 
-/** @typedef {{update: (bytes: Uint8Array) => unknown, hex: () => string}} Hash */
-
 /**
- * A SHA-256 in progress: that of Node.js, Deno and Bun where it is at hand, which is many times faster.
+ * A SHA-256 in progress: that of Node.js, Deno and Bun where it is at hand, which is many times faster. Not WebCrypto's,
+ * which takes all bytes at once, and which pages without HTTPS do not have.
  * @returns {Hash}
  */
 export function sha256() {
   const native = /** @type {any} */ (globalThis).process?.getBuiltinModule?.('node:crypto')?.createHash('sha256')
-  return native ? { update: bytes => native.update(bytes), hex: () => native.digest('hex') } : new Sha256()
+  return native ? { update: bytes => native.update(bytes), hex: () => native.digest('hex') } : plainSha256()
 }

@@ -1,8 +1,9 @@
-import { OBJECT, field, integer } from './document.js'
+import { OBJECT, TEXT, fieldsOf, integer, mapOf } from './document.js'
 import { ElsaError, about, fail, show } from './errors.js'
 import { parseJson } from './json.js'
+import { checkSums, ownMetadata } from './profile.js'
 import { nameOf, openBytes } from './source.js'
-import { compareText, writeJson } from './written.js'
+import { compareText } from './written.js'
 
 /** @import { Network, Part, ReadOptions } from './network.js' */
 /** @import { Files, Source } from './source.js' */
@@ -23,9 +24,9 @@ export async function readIndex(source, options) {
     await bytes.close()
     if (text.length > LIMIT) fail(CODE, `an index of more than ${LIMIT} bytes`)
     const index = parseJson(text, 'index')
-    const weightMap = field(index, 'weight_map', ['a non-empty object of strings', map => map instanceof Map && map.size > 0 &&
-      [...map.values()].every(name => typeof name === 'string')], CODE)
-    const metadata = field(index, 'metadata', OBJECT, CODE, new Map())
+    const get = fieldsOf(index, CODE)
+    const weightMap = mapOf(get('weight_map', ['a non-empty object', map => map instanceof Map && map.size > 0]), TEXT, CODE)
+    const metadata = get('metadata', OBJECT, new Map())
     const names = [.../** @type {Set<string>} */ (new Set(weightMap.values()))].sort(compareText)
     for (const name of names) {
       if (/^\.{0,2}$|[/\\\0]/.test(name)) fail('UnsafePath', `shard ${show(name)}, expected a plain file name`)
@@ -55,14 +56,12 @@ export async function openAll(index, openOne) {
   let first
   for (const name of index.names) {
     const source = await index.open(name)
-    if (source === undefined) fail(CODE, `shard ${show(name)} is missing`)
     try {
+      if (source === undefined) fail('RemoteError', 'answered 404')
       opened.push(await openOne(source, name))
     } catch (error) {
-      if (error instanceof ElsaError && error.code === 'RemoteError' && error.message.includes('answered 404')) {
-        fail(CODE, `shard ${show(name)} is missing`)
-      }
       if (!(error instanceof ElsaError)) throw error
+      if (error.code === 'RemoteError' && error.message.includes('answered 404')) fail(CODE, `shard ${show(name)} is missing`)
       first ??= error // that a later shard is missing would count before
     }
   }
@@ -83,13 +82,13 @@ export function checkMap(index, shards) {
     for (const tensor of header.tensors.keys()) {
       count++
       if (index.weightMap.get(tensor) !== name) {
-        fail(CODE, `weight_map has ${show(index.weightMap.get(tensor))} for ${show(tensor)}, which is in ${show(name)}`)
+        fail(CODE, `weight_map: ${show(tensor)} is in ${show(index.weightMap.get(tensor))}, found in ${show(name)}`)
       }
     }
   }
-  if (count !== index.weightMap.size) fail(CODE, `weight_map names ${index.weightMap.size} tensors, the shards hold ${count}`)
-  const stated = field(index.metadata, 'total_size', integer(0), CODE, total)
-  if (stated !== total) fail(CODE, `total_size is ${stated}, the tensors have ${total} bytes`)
+  if (count !== index.weightMap.size) fail(CODE, `weight_map has ${index.weightMap.size} tensors, the shards have ${count}`)
+  const stated = fieldsOf(index.metadata, CODE)('total_size', integer(0), total)
+  if (stated !== total) fail(CODE, `total_size is ${stated}, expected ${total}`)
 }
 
 /**
@@ -101,28 +100,20 @@ export function checkMap(index, shards) {
 export function joinShards(shards) {
   const parts = [...shards].sort((a, b) => (a.profile.shard?.number ?? 0) - (b.profile.shard?.number ?? 0))
   const [{ profile: first }] = parts
-  const levels = writeJson(first.levels)
+  const levels = JSON.stringify(first.levels)
   const whole = { ...first, nested: new Map(), perLevel: new Set(), checksums: new Map(), shard: undefined }
-  const metadata = new Map()
-  for (const [i, { profile, header }] of parts.entries()) {
+  for (const [i, { profile }] of parts.entries()) {
     const { shard } = profile
     if (shard?.number !== i + 1 || shard.of !== parts.length) {
       fail(CODE, `a shard is ${shard?.number} of ${shard?.of}, expected ${i + 1} of ${parts.length}`)
     }
-    if (profile.bits !== first.bits || writeJson(profile.levels) !== levels) fail(CODE, `shard ${i + 1} has other levels than shard 1`)
+    if (profile.bits !== first.bits || JSON.stringify(profile.levels) !== levels) fail(CODE, `shard ${i + 1} has other levels than shard 1`)
     for (const [name, counts] of profile.nested) whole.nested.set(name, counts)
     for (const name of profile.perLevel) whole.perLevel.add(name)
     for (const [name, checksum] of profile.checksums) whole.checksums.set(name, checksum)
-    for (const [key, value] of header.metadata) {
-      if (!/^elsa(_level|_delivery)?$/.test(key) && !metadata.has(key)) metadata.set(key, value)
-    }
   }
-  for (const { level, nonzero } of first.levels) {
-    let sum = 0n
-    for (const counts of whole.nested.values()) sum += BigInt(counts[level - 1])
-    if (sum !== BigInt(nonzero)) fail('CountMismatch', `level ${level} keeps ${sum} weights in all shards, nonzero says ${nonzero}`)
-  }
-  return { profile: whole, metadata, parts }
+  checkSums(whole)
+  return { profile: whole, metadata: ownMetadata(parts.map(({ header }) => header)), parts }
 }
 
 /**

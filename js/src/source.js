@@ -11,14 +11,19 @@ import { fail } from './errors.js'
  * @typedef {(name: string) => Source | undefined | Promise<Source | undefined>} Files
  */
 
+/** @typedef {{signal?: AbortSignal, onProgress?: (loaded: number, total?: number) => void}} BytesOptions */
+
+/** @param {Source} source @returns {source is string | URL} */
+export const isUrl = source => typeof source === 'string' || source instanceof URL
+
 /**
  * What to call a source in messages.
- * @param {Source} source
+ * @param {any} source
  * @returns {string}
  */
 export function nameOf(source) {
-  if (typeof source === 'string' || source instanceof URL) return String(source).replace(/[?#].*/s, '')
-  const name = /** @type {any} */ (source)?.name ?? /** @type {any} */ (source)?.url
+  if (isUrl(source)) return String(source).replace(/[?#].*/s, '')
+  const name = source?.name ?? source?.url
   return typeof name === 'string' ? name : ''
 }
 
@@ -27,8 +32,8 @@ export function nameOf(source) {
  * @param {Source} source
  * @param {{files?: Files}} options
  */
-export function isIndex(source, options) {
-  return Boolean(options.files) || (typeof source === 'string' || source instanceof URL) && nameOf(source).endsWith('.index.json')
+export function isIndex(source, { files }) {
+  return Boolean(files) || isUrl(source) && /\.index(\.[^./\\]+)*\.json$/.test(nameOf(source))
 }
 
 /** Bytes front to back, however many the source gives at a time. */
@@ -36,33 +41,28 @@ export class Bytes {
   /**
    * @param {AsyncIterator<Uint8Array> | Iterator<Uint8Array>} iterator
    * @param {number} [size] of all bytes, where it is known
-   * @param {{signal?: AbortSignal, onProgress?: (loaded: number, total?: number) => void}} [options]
+   * @param {BytesOptions} [options]
    */
-  constructor(iterator, size, { signal, onProgress } = {}) {
+  constructor(iterator, size, options = {}) {
     this.iterator = iterator
     this.size = size
-    this.signal = signal
-    this.onProgress = onProgress
+    this.options = options
     /** How many bytes were taken. */
     this.at = 0
     /** What was read and not yet taken. */
     this.rest = /** @type {Uint8Array} */ (new Uint8Array(0))
   }
 
-  /** How many bytes there are still, where it is known. */
-  left() {
-    return this.size === undefined ? undefined : this.size - this.at
-  }
-
   /** Have at least one byte, unless the source has ended. @returns {Promise<boolean>} */
   async more() {
+    const { signal, onProgress } = this.options
     while (!this.rest.length) {
-      this.signal?.throwIfAborted()
+      signal?.throwIfAborted()
       const { done, value } = await this.iterator.next()
       if (done) return false
       if (!(value instanceof Uint8Array)) throw TypeError(`a source gave ${typeof value}, expected Uint8Array`)
       this.rest = value
-      this.onProgress?.(this.at + value.length, this.size)
+      onProgress?.(this.at + value.length, this.size)
     }
     return true
   }
@@ -75,12 +75,12 @@ export class Bytes {
   async fill(target) {
     let filled = 0
     while (filled < target.length && (this.rest.length || await this.more())) {
-      const piece = this.rest.length > target.length - filled ? this.rest.subarray(0, target.length - filled) : this.rest
+      const piece = this.rest.subarray(0, target.length - filled)
       target.set(piece, filled)
       filled += piece.length
+      this.at += piece.length
       this.rest = this.rest.subarray(piece.length)
     }
-    this.at += filled
     return filled
   }
 
@@ -90,16 +90,14 @@ export class Bytes {
    * @returns {Promise<Uint8Array>}
    */
   async take(count) {
-    const pieces = []
-    let size = 0
-    while (size < count) {
-      const piece = new Uint8Array(Math.min(count - size, Math.max(1 << 16, size)))
-      const filled = await this.fill(piece)
-      pieces.push(piece.subarray(0, filled))
-      size += filled
-      if (filled < piece.length) break
+    let bytes = new Uint8Array(Math.min(count, 1 << 16))
+    for (let size = 0; ;) {
+      size += await this.fill(bytes.subarray(size))
+      if (size < bytes.length || size === count) return bytes.subarray(0, size)
+      const longer = new Uint8Array(Math.min(count, 2 * size))
+      longer.set(bytes)
+      bytes = longer
     }
-    return pieces.length === 1 ? pieces[0] : join(pieces, size)
   }
 
   /** Tell the source that no more is wanted. */
@@ -109,45 +107,38 @@ export class Bytes {
 }
 
 /**
- * @param {Uint8Array[]} pieces
- * @param {number} size
- * @returns {Uint8Array}
- */
-export function join(pieces, size) {
-  const result = new Uint8Array(size)
-  let at = 0
-  for (const piece of pieces) {
-    result.set(piece, at)
-    at += piece.length
-  }
-  return result
-}
-
-/**
  * @param {Source} source
- * @param {{signal?: AbortSignal, onProgress?: (loaded: number, total?: number) => void}} [options]
+ * @param {BytesOptions} [options]
  * @returns {Promise<Bytes>}
  */
 export async function openBytes(source, options = {}) {
-  options.signal?.throwIfAborted()
-  if (typeof source === 'string' || source instanceof URL) source = await request(source, { signal: options.signal })
-  if (typeof Response !== 'undefined' && source instanceof Response) {
-    if (!source.ok) fail('RemoteError', `the server answered ${source.status} ${source.statusText}`)
-    // With a Content-Encoding the length is that of other bytes.
-    const length = source.headers.get('content-encoding') ? null : source.headers.get('content-length')
-    const total = length === null ? undefined : Number(length)
-    const { onProgress } = options
-    return new Bytes(chunks(source.body), undefined, { ...options, onProgress: onProgress && (n => onProgress(n, total)) })
+  const { signal, onProgress } = options
+  signal?.throwIfAborted()
+  /** @type {any} */
+  let pieces = isUrl(source) ? await request(source, { signal }) : source
+  let size
+  if (pieces instanceof Response) {
+    if (!pieces.ok) fail('RemoteError', `the server answered ${pieces.status} ${pieces.statusText}`)
+    // Only for progress: where it is wrong, or of other bytes than those that come, the file may still be right.
+    const total = sizeOf(pieces)
+    options = { signal, onProgress: onProgress && (loaded => onProgress(loaded, total)) }
+    pieces = pieces.body ?? []
+  } else if (pieces instanceof Blob) {
+    size = pieces.size
+    pieces = pieces.stream()
+  } else if (pieces.byteLength >= 0) {
+    size = pieces.byteLength
+    pieces = [pieces.buffer ? new Uint8Array(pieces.buffer, pieces.byteOffset, size) : new Uint8Array(pieces)]
   }
-  if (source instanceof ArrayBuffer) return new Bytes([new Uint8Array(source)].values(), source.byteLength, options)
-  if (ArrayBuffer.isView(source)) {
-    const bytes = new Uint8Array(source.buffer, source.byteOffset, source.byteLength)
-    return new Bytes([bytes].values(), bytes.length, options)
-  }
-  if (typeof Blob !== 'undefined' && source instanceof Blob) return new Bytes(chunks(source.stream()), source.size, options)
-  if ('getReader' in source) return new Bytes(chunks(source), undefined, options)
-  if (Symbol.asyncIterator in source) return new Bytes(source[Symbol.asyncIterator](), undefined, options)
-  return new Bytes(/** @type {Iterable<Uint8Array>} */ (source)[Symbol.iterator](), undefined, options)
+  if (pieces.getReader) pieces = chunks(pieces)
+  return new Bytes(pieces[Symbol.asyncIterator]?.() ?? pieces[Symbol.iterator](), size, options)
+}
+
+/** How many bytes an answer has, where it says so. @param {Response} response */
+export function sizeOf({ headers }) {
+  // With a Content-Encoding the length is that of other bytes.
+  const length = headers.get('content-encoding') ? null : headers.get('content-length')
+  return length ? Number(length) : undefined
 }
 
 /**
@@ -159,7 +150,7 @@ export async function request(url, init) {
   try {
     return await fetch(url, init)
   } catch (error) {
-    if (init.signal?.aborted) throw init.signal.reason
+    init.signal?.throwIfAborted()
     const { message, cause } = /** @type {any} */ (error)
     fail('RemoteError', `no answer: ${cause?.message ?? message}`)
   }
@@ -167,15 +158,15 @@ export async function request(url, init) {
 
 /**
  * A stream, by its reader: not all browsers can iterate over one.
- * @param {ReadableStream<Uint8Array> | null} stream
+ * @param {ReadableStream<Uint8Array>} stream
  * @returns {AsyncGenerator<Uint8Array>}
  */
 export async function* chunks(stream) {
-  const reader = stream?.getReader()
+  const reader = stream.getReader()
   try {
-    for (let step; reader && !(step = await reader.read()).done;) yield step.value
+    for (let step; !(step = await reader.read()).done;) yield step.value
   } finally {
     // Also where the stream has failed: then there is nothing to cancel.
-    await reader?.cancel().catch(() => {})
+    await reader.cancel().catch(() => {})
   }
 }

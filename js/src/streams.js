@@ -19,7 +19,7 @@ export class Payload {
   /** Move on by so many bytes; gives where they begin. @param {number} count */
   skip(count) {
     const { at } = this
-    if (count > this.size - at) fail(CODE, `a payload of ${this.size} bytes, which ends too soon`)
+    if (count > this.size - at) fail(CODE, `a payload of ${this.size} bytes ends too soon`)
     this.at += count
     return at
   }
@@ -34,11 +34,8 @@ export class Payload {
     for (let i = 0, scale = 1; ; i++, scale *= 128) {
       const byte = this.byte()
       value += (byte & 127) * scale
-      if (byte < 128) {
-        if (i && !byte) fail(CODE, 'a varint with more bytes than it needs')
-        return value
-      }
-      if (i === 8) fail(CODE, 'a varint of 2^63 or more')
+      if (i && !byte || i > 8) fail(CODE, 'a varint with too many bytes')
+      if (byte < 128) return value
     }
   }
 
@@ -64,20 +61,20 @@ export class Payload {
     const last = this.byte()
     const lengths = this.lengths(last)
     if (!lengths[last]) fail(CODE, 'code lengths that do not end with the last symbol')
-    if (!fillTable(table, lengths, LIMIT)) fail(CODE, 'a Huffman code that is not complete')
+    if (!fillTable(lengths)) fail(CODE, 'a Huffman code that is not complete')
     const sizes = [this.varint(), this.varint(), this.varint(), this.varint()]
     const quarter = count + 3 >> 2
     for (let i = 0; i < 4; i++) {
       const start = this.skip(sizes[i])
       const used = decode(bytes, start, out, Math.min(i * quarter, count), Math.min((i + 1) * quarter, count))
-      const rest = used & 7 ? bytes[start + (used >> 3)] >> (used & 7) : 0
-      if (used + 7 >> 3 !== sizes[i] || rest) fail(CODE, `a bit stream of ${sizes[i]} bytes, expected ${used} bits`)
+      if (used + 7 >> 3 !== sizes[i]) fail(CODE, `a bit stream of ${sizes[i]} bytes, expected ${used} bits`)
+      this.checkUnused(used)
     }
   }
 
   /** The lengths of a code: of each its place in a list, so many ones and a zero (ELSA-D-038). @param {number} last symbol */
   lengths(last) {
-    const lengths = new Uint8Array(256)
+    const lengths = new Uint8Array(last + 1)
     const list = [4, 5, 6, 7, 8, 9, 10, 11, 12, 0, 3, 2, 1]
     let bits = 0
     for (let i = 0; i <= last; i++) {
@@ -91,21 +88,21 @@ export class Payload {
   }
 
   /**
-   * So many fields of a few bits each (ELSA-D-030), handed to `put`.
+   * So many fields of a few bits each (ELSA-D-030), put above what is there.
+   * @param {Uint32Array} out
    * @param {number} count
    * @param {number} width 1…7
-   * @param {(i: number, bits: number) => void} put
+   * @param {number} shift
    */
-  fields(count, width, put) {
+  fields(out, count, width, shift) {
     const { bytes } = this
-    const bits = count * width
-    const start = this.skip(Math.ceil(bits / 8))
+    const start = this.skip(Math.ceil(count * width / 8))
     const mask = (1 << width) - 1
     for (let i = 0, bit = 0; i < count; i++, bit += width) {
       const at = start + (bit >>> 3)
-      put(i, (bytes[at] | bytes[at + 1] << 8) >> (bit & 7) & mask)
+      out[i] |= ((bytes[at] | bytes[at + 1] << 8) >> (bit & 7) & mask) << shift
     }
-    this.checkUnused(bits)
+    this.checkUnused(count * width)
   }
 
   /** The bits behind the last one of a field that just ended must be 0. @param {number} bits of the field */
@@ -119,28 +116,25 @@ export class Payload {
 }
 
 /**
- * Symbols for each window of bits, each with the length of its codeword above it (§8.2; deflate has the same codes).
- * @param {Uint16Array} table of 2^limit entries
+ * Symbols for each window of bits, each with the length of its codeword above it (§8.2).
  * @param {Uint8Array} lengths
- * @param {number} limit
- * @param {number} shift of the length
  * @returns {boolean} whether the code fills the code space
  */
-export function fillTable(table, lengths, limit, shift = 8) {
-  let code = 0
+function fillTable(lengths) {
+  // Codewords of a canonical code, seen as fractions, fill the space from 0 on in the order of their lengths.
   let used = 0
-  for (let length = 1; length <= limit; length++, code <<= 1) {
+  for (let length = 1; length <= LIMIT; length++) {
+    const share = 1 << LIMIT - length
     for (let symbol = 0; symbol < lengths.length; symbol++) {
       if (lengths[symbol] !== length) continue
-      if (code >> length) return false
+      if (used >> LIMIT) return false
       let reversed = 0
-      for (let i = 0; i < length; i++) reversed |= (code >> i & 1) << length - 1 - i
-      for (let i = reversed; i < 1 << limit; i += 1 << length) table[i] = length << shift | symbol
-      used += 1 << limit - length
-      code++
+      for (let i = 0; i < length; i++) reversed |= (used >> LIMIT - 1 - i & 1) << i
+      for (let i = reversed; i >> LIMIT === 0; i += 1 << length) table[i] = length << 8 | symbol
+      used += share
     }
   }
-  return used === 1 << limit && lengths.every(length => length <= limit)
+  return used === 1 << LIMIT && lengths.every(length => length <= LIMIT)
 }
 
 /**

@@ -1,16 +1,16 @@
 import { readData } from './data.js'
 import { openDelivery } from './delivery.js'
-import { NestedHash, digestLine, levelDigest } from './digest.js'
+import { checkDigest, lineOf, startLine } from './digest.js'
 import { FLOATS } from './dtypes.js'
 import { ElsaError, about, show } from './errors.js'
 import { BLOCK, makeKernels } from './kernels.js'
-import { hashNested, validateLevelFile } from './level_file.js'
+import { validateLevelFile } from './level_file.js'
 import { openNetwork } from './network.js'
 import { isReserved, storedName } from './profile.js'
-import { sha256 } from './sha256.js'
+import { compact } from './sift.js'
 import { Bytes } from './source.js'
-import { Findings, checkCount, checkWords } from './words.js'
-import { writeChecksum, xxh3 } from './xxh3.js'
+import { checkCount, checkWords, report } from './words.js'
+import { checkSum, xxh3 } from './xxh3.js'
 
 /** @import { Visitor } from './data.js' */
 /** @import { Delivery } from './delivery.js' */
@@ -18,7 +18,9 @@ import { writeChecksum, xxh3 } from './xxh3.js'
 /** @import { Entry } from './header.js' */
 /** @import { Kernels } from './kernels.js' */
 /** @import { Network, Part, ReadOptions } from './network.js' */
+/** @import { Profile } from './profile.js' */
 /** @import { Source } from './source.js' */
+/** @import { Findings } from './words.js' */
 
 /**
  * Check everything that the specification requires of a file; throws what is wrong with it.
@@ -28,38 +30,49 @@ import { writeChecksum, xxh3 } from './xxh3.js'
  */
 export async function validate(source, options = {}) {
   const { kind = 'elsa' } = options
-  if (kind === 'level') return { kind, digests: await validateLevelFile(source, options) }
-  if (kind === 'delivery') return { kind, digests: await validateDelivery(await openDelivery(source, options)) }
-  return { kind, digests: await validateNetwork(await openNetwork(source, options)) }
+  const digests = kind === 'level' ? validateLevelFile(source, options)
+    : kind === 'delivery' ? validateDelivery(await openDelivery(source, options))
+      : validateNetwork(await openNetwork(source, options))
+  return { kind, digests: await digests }
 }
 
 /**
  * All data of an ELSA file, or of all shards of one.
- * @param {Network} network
+ * @param {Pick<Network, 'profile' | 'parts'>} network
  * @returns {Promise<number>} of digests compared
  */
-export async function validateNetwork({ profile, parts }) {
-  const findings = new Findings()
+async function validateNetwork({ profile, parts }) {
+  /** @type {Findings} */
+  const findings = []
   const kernels = makeKernels()
-  const stated = profile.shard ? [] : profile.levels.filter(level => level.digest)
   // Hash only for levels that state a digest; of each, one line for each tensor.
-  const lines = new Map(stated.map(({ level }) => [level, new Map()]))
+  const lines = new Map(digested(profile).map(({ level }) => [level, new Map()]))
   for (const part of parts) {
-    await about(part.name, async () => {
-      const bytes = await part.data()
-      try {
-        await readData(bytes, part.header, kernels, part.profile.checksums, entry => visit(kernels, part, entry, findings, lines))
-      } finally {
-        await bytes.close()
-      }
-    })
+    const { name, header, profile, data } = part
+    await about(name, async () => readData(await data(), header, kernels, profile.checksums, entry => visit(kernels, part, entry, findings, lines)))
   }
-  for (const { level, digest } of stated) {
-    const found = levelDigest(/** @type {Map<string, string>} */ (lines.get(level)))
-    if (found !== digest) findings.note(18, 'DigestMismatch', `level ${level} has the digest ${found}, expected ${digest}`)
-  }
-  await about(parts.length === 1 ? parts[0].name : '', async () => findings.report())
-  return stated.length
+  return conclude(parts, profile, findings, lines)
+}
+
+/** The levels whose digest can be compared. @param {Profile} profile */
+function digested({ levels, shard }) {
+  return shard ? [] : levels.filter(({ digest }) => digest)
+}
+
+/**
+ * Report what was found; the digests, which come last, are compared only where there is nothing.
+ * @param {{name: string}[]} files
+ * @param {Profile} profile
+ * @param {Findings} findings
+ * @param {Map<number, Map<string, string>>} lines of each level
+ * @returns {Promise<number>} of digests compared
+ */
+async function conclude(files, { levels }, findings, lines) {
+  await about(files.length === 1 ? files[0].name : '', async () => {
+    report(findings)
+    for (const [level, found] of lines) checkDigest(level, found, levels[level - 1].digest)
+  })
+  return lines.size
 }
 
 /**
@@ -71,33 +84,33 @@ export async function validateNetwork({ profile, parts }) {
  * @returns {Visitor}
  */
 function visit(kernels, { profile }, entry, findings, lines) {
-  if (!profile.nested.has(entry.name)) {
-    const owners = [...lines.keys()].filter(level => isReserved(entry.name) ? entry.name.startsWith(`__elsa__.${level}.`)
-      : storedName(profile, entry.name, level) === entry.name)
-    const hash = owners.length ? sha256() : undefined
+  const { name, dtype, size } = entry
+  if (!profile.nested.has(name)) {
+    // A variant is of one level, and has its plain name there.
+    const [, only, plain] = isReserved(name) ? name.split(/^__elsa__\.(\d+)\./) : ['', '', name]
+    const owners = [...lines.keys()].filter(level => only ? level === Number(only) : storedName(profile, name, level) === name)
+    const line = owners.length ? startLine(kernels, plain, entry, false) : undefined
     return (piece, at) => {
-      hash?.update(piece)
-      if (!hash || at + piece.length < entry.size) return
-      const name = isReserved(entry.name) ? entry.name.slice(`__elsa__.${owners[0]}.`.length) : entry.name
-      const line = digestLine(name, entry, [hash.hex()])
-      for (const level of owners) lines.get(level)?.set(name, line)
+      line?.update(piece)
+      if (!line || at + piece.length < size) return
+      const text = line.end()
+      for (const level of owners) lines.get(level)?.set(plain, text)
     }
   }
-  const { width } = FLOATS[entry.dtype]
-  const low = 2 ** profile.bits - 1
-  const levels = profile.levels.map(({ level }) => ({ level, kept: 0, hash: lines.has(level) ? new NestedHash(kernels, entry.dtype) : undefined }))
+  const { width } = FLOATS[dtype]
   // From the last level down each is what the one before leaves over, in place.
-  levels.reverse()
+  const levels = profile.levels.map(({ level }) =>
+    ({ level, kept: 0, line: lines.has(level) ? startLine(kernels, name, entry, true) : undefined })).reverse()
   return (piece, at) => {
     checkWords(kernels, entry, profile, piece.length, findings)
     for (const one of levels) {
-      kernels.mask(width, piece.length, low, one.level)
-      one.kept += one.hash ? one.hash.update(piece.length) : kernels.compact(width, piece.length) / width
+      kernels.mask(width, piece.length, 2 ** profile.bits - 1, one.level)
+      one.kept += one.line ? one.line.update(piece) : compact(kernels, width, piece.length)
     }
-    if (at + piece.length < entry.size) return
-    for (const { level, kept, hash } of levels) {
-      checkCount(entry, profile, level, kept, findings)
-      if (hash) lines.get(level)?.set(entry.name, digestLine(entry.name, entry, hash.hashes()))
+    if (at + piece.length < size) return
+    for (const { level, kept, line } of levels) {
+      checkCount(entry, profile, level, kept / width, findings)
+      if (line) lines.get(level)?.set(name, line.end())
     }
   }
 }
@@ -120,24 +133,14 @@ async function validateDelivery({ files, profile }) {
   const there = Math.min(...files.map(file => file.parts))
   if (there > profile.levels.length) {
     // All of it: the source in one piece, which is validated as such.
-    return validateNetwork({
-      profile,
-      metadata: new Map(),
-      parts: files.map(file => {
-        const [, ...data] = file.source()
-        return { ...file, data: async () => new Bytes(data.values(), file.header.size) }
-      }),
-    })
+    const parts = files.map(file => ({ ...file, data: async () => new Bytes(file.source().slice(1).values()) }))
+    return validateNetwork({ profile, parts })
   }
-  const findings = new Findings()
+  /** @type {Findings} */
+  const findings = []
   for (const file of files) checkArrays(file, findings)
-  const stated = profile.shard ? [] : profile.levels.filter(({ level, digest }) => digest && level <= there)
-  for (const { level, digest } of stated) {
-    const found = levelDigest(new Map(files.flatMap(file => [...linesOf(file, level)])))
-    if (found !== digest) findings.note(18, 'DigestMismatch', `level ${level} has the digest ${found}, expected ${digest}`)
-  }
-  await about(files.length === 1 ? files[0].name : '', async () => findings.report())
-  return stated.length
+  const lines = new Map(digested(profile).filter(({ level }) => level <= there).map(({ level }) => [level, linesOf(files, level)]))
+  return conclude(files, profile, findings, lines)
 }
 
 /**
@@ -145,45 +148,30 @@ async function validateDelivery({ files, profile }) {
  * @param {DeliveryFile} file
  * @param {Findings} findings
  */
-function checkArrays({ header, profile, arrays, counts, parts, kernels }, findings) {
-  if (!parts) return
-  for (const entry of header.order) {
-    const bytes = arrays.get(entry.name) ?? new Uint8Array(0)
-    if (profile.nested.has(entry.name)) {
+function checkArrays(file, findings) {
+  const { header, profile, arrays, parts, kernels } = file
+  for (const entry of parts ? header.order : []) {
+    const { name, size } = entry
+    const bytes = arrays.get(name) ?? new Uint8Array(0)
+    const stated = profile.checksums.get(name)
+    if (profile.nested.has(name)) {
       for (let at = 0; at < bytes.length; at += BLOCK) {
         const piece = bytes.subarray(at, at + BLOCK)
         kernels.block.set(piece)
         checkWords(kernels, entry, profile, piece.length, findings)
       }
-      let kept = 0
-      for (let level = 1; level <= parts; level++) {
-        kept += counts.get(entry.name)?.[level] ?? 0
-        checkCount(entry, profile, level, kept, findings)
-      }
-    } else if (bytes.length === entry.size) {
-      const stated = profile.checksums.get(entry.name)
-      const found = writeChecksum(xxh3(bytes, 0n, kernels))
-      if (stated && found !== stated) {
-        findings.note(15, 'ChecksumMismatch', `tensor ${show(entry.name)}: checksum ${found}, expected ${stated}`)
-      }
-    }
+    } else if (stated && bytes.length === size) checkSum(`tensor ${show(name)}`, xxh3(bytes, 0n, kernels), stated)
   }
+  file.checkCounts(parts, findings)
 }
 
 /**
  * The lines of a level's digest.
- * @param {DeliveryFile} file
+ * @param {DeliveryFile[]} files
  * @param {number} level
  * @returns {Map<string, string>}
  */
-function linesOf(file, level) {
-  const lines = new Map()
-  for (const [name, { dtype, shape, data }] of file.tensors(level, true)) {
-    const bytes = new Uint8Array(data.buffer, data.byteOffset, data.byteLength)
-    const hash = sha256()
-    if (!file.profile.nested.has(name)) hash.update(bytes)
-    const hashes = file.profile.nested.has(name) ? hashNested(file.kernels, dtype, bytes) : [hash.hex()]
-    lines.set(name, digestLine(name, { dtype, shape }, hashes))
-  }
-  return lines
+function linesOf(files, level) {
+  return new Map(files.flatMap(file => [...file.tensors(level, true)].map(([name, tensor]) =>
+    [name, lineOf(file.kernels, name, tensor, file.profile.nested.has(name))])))
 }

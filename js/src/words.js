@@ -1,27 +1,21 @@
 import { FLOATS } from './dtypes.js'
 import { ElsaError, show } from './errors.js'
+import { check } from './sift.js'
 
 /** @import { Entry } from './header.js' */
-/** @import { ErrorCode } from './errors.js' */
 /** @import { Kernels } from './kernels.js' */
 /** @import { Profile } from './profile.js' */
 
-/** What is wrong with the data; of all that is, the first of ELSA-R-079 counts, wherever in the file it is. */
-export class Findings {
-  constructor() {
-    /** @type {Map<number, ElsaError>} */
-    this.first = new Map()
-  }
+/**
+ * What is wrong with the data, by the line of §11.2; of all that is, the first counts, wherever in the file it is
+ * (ELSA-R-079).
+ * @typedef {ElsaError[]} Findings
+ */
 
-  /** @param {number} line of §11.2 @param {ErrorCode} code @param {string} message */
-  note(line, code, message) {
-    if (!this.first.has(line)) this.first.set(line, new ElsaError(code, message))
-  }
-
-  report() {
-    const [line] = [...this.first.keys()].sort((a, b) => a - b)
-    if (line) throw this.first.get(line)
-  }
+/** @param {Findings} findings */
+export function report(findings) {
+  const first = findings.find(Boolean)
+  if (first) throw first
 }
 
 /**
@@ -33,10 +27,10 @@ export class Findings {
  * @param {Findings} findings
  */
 export function checkWords(kernels, { name, dtype }, { bits, levels: { length } }, bytes, findings) {
-  const { width, infinite } = FLOATS[dtype]
-  const found = kernels.check(width, bytes, 2 ** bits - 1, length, infinite)
-  if (found & 1) findings.note(16, 'NonFinite', `tensor ${show(name)} holds Inf or NaN`)
-  if (found & 2) findings.note(16, 'CounterOutOfRange', `tensor ${show(name)} has a counter above ${length}`)
+  const { width, exponent } = FLOATS[dtype]
+  const found = check(kernels, width, bytes, 2 ** bits - 1, length, exponent)
+  if (found & 1) findings[16] ??= new ElsaError('NonFinite', `tensor ${show(name)} holds Inf or NaN`)
+  if (found & 2) findings[16] ??= new ElsaError('CounterOutOfRange', `tensor ${show(name)} has a counter above ${length}`)
 }
 
 /**
@@ -49,5 +43,7 @@ export function checkWords(kernels, { name, dtype }, { bits, levels: { length } 
  */
 export function checkCount({ name }, { nested }, level, kept, findings) {
   const stated = nested.get(name)?.[level - 1]
-  if (kept !== stated) findings.note(17, 'CountMismatch', `tensor ${show(name)} keeps ${kept} weights at level ${level}, expected ${stated}`)
+  if (kept !== stated) {
+    findings[17] ??= new ElsaError('CountMismatch', `tensor ${show(name)} keeps ${kept} weights at level ${level}, expected ${stated}`)
+  }
 }

@@ -1,4 +1,5 @@
-import { BLOCK, makeKernels } from './kernels.js'
+import { fail } from './errors.js'
+import { BLOCK, fromBase64, makeKernels } from './kernels.js'
 
 /** @import { Kernels } from './kernels.js' */
 
@@ -7,11 +8,10 @@ import { BLOCK, makeKernels } from './kernels.js'
 const MASK = 0xffffffffffffffffn
 const [P1, P2, P3, P4, P5] = [0x9e3779b185ebca87n, 0xc2b2ae3d27d4eb4fn, 0x165667b19e3779f9n, 0x85ebca77c2b2ae63n, 0x27d4eb2f165667c5n]
 const START = BigUint64Array.of(0xc2b2ae3dn, P1, P2, P3, P4, 0x85ebca77n, P5, 0x9e3779b1n)
-const SECRET = Uint8Array.from(atob(
+const SECRET = new DataView(fromBase64(
   'uP5sOSOkS758AYEs9yGtHN7UbemDkJfbckCkpLezZx/LeeZOzMDleIJa0H3M/3IhuAhGdPdDJI7gNZDmgTomTD' +
   'woUruRwwDLiNBlixtTLqNxZEiXog35TjgZ70ap3qzYqPp2P+OcND/53LvHxwtPHYpR4EvNtFkxyJ9+ydl4c2Tq' +
-  'xayDNNPrw8WBoP/6E2PrFw3dUbfw2knTFlUmKdRonisWvlh9R6H8j/i40XrQMc5FyzqPlRYEKK/X+8q7S0B+'), c => c.charCodeAt(0))
-const secretView = new DataView(SECRET.buffer)
+  'xayDNNPrw8WBoP/6E2PrFw3dUbfw2knTFlUmKdRonisWvlh9R6H8j/i40XrQMc5FyzqPlRYEKK/X+8q7S0B+').buffer)
 
 /** @param {DataView} view @param {number} at */
 const u64 = (view, at) => view.getBigUint64(at, true)
@@ -56,7 +56,7 @@ function short(bytes, seed) {
   const data = new DataView(bytes.buffer, bytes.byteOffset, bytes.length)
   const n = bytes.length
   /** @param {number} at */
-  const s = at => u64(secretView, at)
+  const s = at => u64(SECRET, at)
   /** @param {number} at @param {number} key */
   const mix = (at, key) => fold(u64(data, at) ^ s(key) + seed & MASK, u64(data, at + 8) ^ s(key + 8) - seed & MASK)
   if (n === 0) return avalanche64(seed ^ s(56) ^ s(64))
@@ -87,57 +87,36 @@ function short(bytes, seed) {
   return avalanche(x + mix(n - 16, 119))
 }
 
-/** The checksum of bytes that come through the block of the kernels, their number being known. */
-export class Xxh3 {
-  /**
-   * @param {Kernels} kernels
-   * @param {number} length
-   * @param {bigint} [seed]
-   */
-  constructor(kernels, length, seed = 0n) {
-    this.kernels = kernels
-    this.length = length
-    this.left = length
-    this.seed = seed
-    this.value = length ? 0n : short(new Uint8Array(0), seed)
-    kernels.accumulators.set(START)
-    kernels.secret.set(SECRET)
-    const view = new DataView(kernels.secret.buffer, kernels.secret.byteOffset)
-    for (let i = 0; seed && i < 192; i += 8) view.setBigUint64(i, u64(view, i) + (i & 8 ? -seed : seed), true)
-  }
-
-  /**
-   * Take in the first so many bytes of the block: all of it, unless it is the last.
-   * @param {number} count
-   */
-  update(count) {
-    const { kernels, length, seed } = this
-    this.left -= count
-    if (length <= 240) this.value = short(kernels.block.subarray(0, count), seed)
-    else if (this.left) {
-      kernels.stripes(BLOCK / 64)
+/**
+ * The checksum of bytes that come through the block of the kernels, their number being known.
+ * @param {Kernels} kernels
+ * @param {number} length
+ * @param {bigint} [seed]
+ * @returns {(count: number) => bigint} takes in the first so many bytes of the block, which is all of it unless it is the
+ *   last; then it gives the checksum
+ */
+export function startXxh3(kernels, length, seed = 0n) {
+  const { accumulators: acc, block, bytes, secret, stripes } = kernels
+  let left = length
+  acc.set(START)
+  for (let i = 0; i < 192; i += 8) secret.setBigUint64(i, u64(SECRET, i) + (i & 8 ? -seed : seed), true)
+  return count => {
+    left -= count
+    if (length <= 240) return short(block.subarray(0, count), seed)
+    stripes(left ? BLOCK / 64 : count - 1 >> 6)
+    if (left) {
       // The last stripe is the last 64 bytes, which may begin in the block before the last.
-      kernels.bytes.copyWithin(BLOCK - 64, 2 * BLOCK - 64, 2 * BLOCK)
-    } else {
-      kernels.stripes(count - 1 >> 6)
-      this.value = this.finish(new DataView(kernels.bytes.buffer, BLOCK + count - 64, 64))
+      bytes.copyWithin(BLOCK - 64, 2 * BLOCK - 64, 2 * BLOCK)
+      return 0n
     }
-  }
-
-  /**
-   * @param {DataView} last the last 64 bytes
-   * @returns {bigint}
-   */
-  finish(last) {
-    const { accumulators: acc, secret } = this.kernels
-    const view = new DataView(secret.buffer, secret.byteOffset)
+    const last = new DataView(bytes.buffer, BLOCK + count - 64)
     for (let i = 0; i < 8; i++) {
-      const key = u64(last, 8 * i) ^ u64(view, 121 + 8 * i)
+      const key = u64(last, 8 * i) ^ u64(secret, 121 + 8 * i)
       acc[i ^ 1] += u64(last, 8 * i)
       acc[i] += (key & 0xffffffffn) * (key >> 32n)
     }
-    let x = BigInt(this.length) * P1
-    for (let i = 0; i < 8; i += 2) x += fold(acc[i] ^ u64(view, 11 + 8 * i), acc[i + 1] ^ u64(view, 19 + 8 * i))
+    let x = BigInt(length) * P1
+    for (let i = 0; i < 8; i += 2) x += fold(acc[i] ^ u64(secret, 11 + 8 * i), acc[i + 1] ^ u64(secret, 19 + 8 * i))
     return avalanche(x)
   }
 }
@@ -148,14 +127,27 @@ export class Xxh3 {
  * @param {Kernels} [kernels] whose block may be overwritten
  * @returns {bigint}
  */
-export function xxh3(bytes, seed = 0n, kernels = makeKernels()) {
-  const hash = new Xxh3(kernels, bytes.length, seed)
-  for (let at = 0; at < bytes.length; at += BLOCK) {
-    const piece = bytes.subarray(at, at + BLOCK)
+export function xxh3(bytes, seed, kernels = makeKernels()) {
+  const update = startXxh3(kernels, bytes.length, seed)
+  let value
+  let at = 0
+  do {
+    const piece = bytes.subarray(at, at += BLOCK)
     kernels.block.set(piece)
-    hash.update(piece.length)
-  }
-  return hash.value
+    value = update(piece.length)
+  } while (at < bytes.length)
+  return value
+}
+
+/**
+ * Compare a checksum with one in a document.
+ * @param {string} what was hashed
+ * @param {bigint} value
+ * @param {string} stated
+ */
+export function checkSum(what, value, stated) {
+  const found = writeChecksum(value)
+  if (found !== stated) fail('ChecksumMismatch', `${what}: checksum ${found}, expected ${stated}`)
 }
 
 /**

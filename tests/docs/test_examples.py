@@ -31,6 +31,17 @@ def test_own_flax_model(tmp_path: Path) -> None:
     assert all(float(line.rsplit(" ", 1)[1].rstrip("%")) > 80 for line in lines)
 
 
+@pytest.mark.skipif(importlib.util.find_spec("jax2onnx") is None, reason="jax2onnx not installed")
+def test_nnx_to_onnx(tmp_path: Path) -> None:
+    names, *levels = run("nnx_to_onnx.py", tmp_path).splitlines()
+    assert names == "first/bias, first/kernel, norm/bias, norm/scale, second/bias, second/kernel"
+    assert len(levels) == 3
+    for line in levels:
+        trained, exported = re.findall(r"[\d.]+%", line)
+        assert trained == exported
+        assert float(trained.rstrip("%")) > 80
+
+
 def test_stream_over_http(tmp_path: Path) -> None:
     assert "level 1: 1,364,428 bytes on the device, 209,715 weights" in run(
         "stream_over_http.py", tmp_path

@@ -574,8 +574,3 @@ def test_ship_and_fetch(source: str, tmp_path: Path, request: pytest.FixtureRequ
     split = tmp_path / "split"
     elsa.ship(tmp_path / "packed", split, split=True)
     assert has_side_files(split)
-
-
-def test_the_url_of_a_directory() -> None:
-    with pytest.raises(elsa.InvalidOption, match="give the URL of the delivery file or index"):
-        elsa.fetch("https://example.org/model/?x=1", "out", level=1)

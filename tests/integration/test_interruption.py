@@ -195,6 +195,7 @@ def started(script: str) -> "subprocess.Popen[bytes]":
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         preexec_fn=hear_signals,
+        bufsize=0,  # else a line more may be taken here, and `communicate` would not see it
     )
     assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"

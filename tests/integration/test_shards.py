@@ -295,13 +295,13 @@ def test_a_shard_that_appears_meanwhile_is_kept(
     """Then the shards that have their names already lose them again."""
     out = tmp_path / INDEX
     meanwhile = tmp_path / "model-00002-of-00003.safetensors"
-    commit = _shard_output._ShardSet.commit
+    commit = _shard_output.Destination.commit
 
-    def late(self: Any, content: bytes) -> None:
+    def late(self: Any, *contents: Any) -> None:
         meanwhile.write_bytes(b"somebody else's")
-        commit(self, content)
+        commit(self, *contents)
 
-    monkeypatch.setattr(_shard_output._ShardSet, "commit", late)
+    monkeypatch.setattr(_shard_output.Destination, "commit", late)
     with pytest.raises(elsa.OutputExists):
         elsa.pack(index, out, sparsities=LEVELS)
     assert sorted(tmp_path.glob("*.*")) == [meanwhile]

@@ -1,6 +1,6 @@
 // Delivery over HTTP: a level by its own bytes, upgrades by the difference, breaks that are mended, files that changed.
 import assert from 'node:assert/strict'
-import { readFile } from 'node:fs/promises'
+import { readFile, readdir } from 'node:fs/promises'
 import { createServer } from 'node:http'
 import { after, before, test } from 'node:test'
 import { ElsaError, load, openDelivery } from '../../js/src/index.js'
@@ -18,7 +18,7 @@ let answer
 before(async () => {
   server = createServer(async (request, response) => {
     const found = /bytes=(\d+)-(\d+)/.exec(request.headers.range ?? '')
-    const range = found ? [Number(found[1]), Math.min(Number(found[2]) + 1, file.length)] : undefined
+    const range = found ? [Number(found[1]), Number(found[2]) + 1] : undefined
     asked.push({ url: request.url, range, ifRange: request.headers['if-range'] })
     if (answer?.(request, response, range)) return
     if (request.url.startsWith('/sharded/')) {
@@ -29,6 +29,7 @@ before(async () => {
     response.setHeader('ETag', '"one"')
     if (!range) return response.end(file)
     if (range[0] >= file.length) return response.writeHead(416).end()
+    range[1] = Math.min(range[1], file.length)
     response.writeHead(206, { 'Content-Range': `bytes ${range[0]}-${range[1] - 1}/${file.length}` }).end(file.subarray(...range))
   })
   await new Promise(resolve => server.listen(0, '127.0.0.1', resolve))
@@ -128,6 +129,70 @@ test('another version of the file is noticed', async () => {
   await assert.rejects(delivery.load('dense'), refusal('RemoteError', /has changed/))
 })
 
+test('a file that ends too soon has the levels that it has', async () => {
+  const short = file.subarray(0, (await openDelivery(file)).bytes(1) + 10)
+  const ways = {
+    ranges: (response, [begin, end]) => response.writeHead(206, { 'Content-Range': `bytes ${begin}-${Math.min(end, short.length) - 1}/${short.length}` })
+      .end(short.subarray(begin, end)),
+    none: response => response.writeHead(200, { 'Content-Length': short.length }).end(short),
+    chunked: response => response.writeHead(200).end(short),
+  }
+  for (const [way, send] of Object.entries(ways)) {
+    reset((request, response, range) => (range[0] < short.length ? send(response, range) : response.writeHead(416).end(), true))
+    const delivery = await openDelivery(`${base}net`)
+    assert.deepEqual((await delivery.load(1)).tensors, await expected(1), way)
+    await assert.rejects(delivery.load(2), refusal('Incomplete', /level 2 needs/), way)
+    assert.deepEqual((await delivery.load(1)).tensors, await expected(1), way)
+  }
+})
+
+test('a file that changes between two levels is noticed, and the level that is here stays', async () => {
+  const changed = file.map(byte => byte ^ 255)
+  const served = { etag: '"one"', bytes: file }
+  reset((request, response, range) => {
+    const same = (request.headers['if-range'] ?? served.etag) === served.etag
+    response.setHeader('ETag', served.etag)
+    // Little at a time, so that the next level has to be asked for.
+    const end = Math.min(range[1], range[0] + 1100)
+    if (!same) response.writeHead(200, { 'Content-Length': file.length }).end(served.bytes)
+    else response.writeHead(206, { 'Content-Range': `bytes ${range[0]}-${end - 1}/${file.length}` }).end(served.bytes.subarray(range[0], end))
+    return true
+  })
+  const delivery = await openDelivery(`${base}net`)
+  await delivery.load(1)
+  Object.assign(served, { etag: '"two"', bytes: changed })
+  await assert.rejects(delivery.load('dense'), refusal('RemoteError', /has changed/))
+  assert.deepEqual((await delivery.load(1)).tensors, await expected(1))
+})
+
+test('a part that breaks off in its middle can be had again, whatever is in its blocks', async () => {
+  const folder = new URL('delivery/', VECTORS)
+  for (const name of (await readdir(folder)).filter(name => name.endsWith('.safetensors'))) {
+    const bytes = new Uint8Array(await readFile(new URL(name, folder)))
+    const whole = await openDelivery(bytes)
+    const levels = [...whole.profile.levels.map(({ level }) => level), 'dense']
+    if (whole.bytes('dense') !== bytes.length || levels.length > 9) continue
+    for (const [i, level] of levels.entries()) {
+      const before = i ? whole.bytes(levels[i - 1]) : 0
+      let limit = i ? Math.floor((before + whole.bytes(level)) / 2) : bytes.length
+      reset((request, response, [begin, end]) => {
+        const stop = Math.min(end, limit, bytes.length)
+        if (begin >= stop) return response.destroy(), true
+        response.writeHead(206, { 'Content-Range': `bytes ${begin}-${end - 1}/${bytes.length}` }).end(bytes.subarray(begin, stop))
+        return true
+      })
+      const delivery = await openDelivery(`${base}net`)
+      if (i) {
+        await delivery.load(levels[i - 1])
+        if (limit > before) await assert.rejects(delivery.load(level), { code: 'RemoteError' }, `${name}, ${level}`)
+        limit = bytes.length
+      }
+      assert.deepEqual((await delivery.load(level)).tensors, (await whole.load(level)).tensors, `${name}, ${level}`)
+      assert.deepEqual((await delivery.load('dense')).tensors, (await (await openDelivery(bytes)).load('dense')).tensors, `${name}, ${level}`)
+    }
+  }
+})
+
 test('a part that is damaged on its way leaves the levels before it', async () => {
   reset()
   const opened = await openDelivery(file)
@@ -159,6 +224,18 @@ test('shards are found beside their index', async () => {
   reset()
   const { tensors } = await load(`${base}sharded/model.safetensors.index.json`, { level: 1 })
   assert.ok(tensors.size > 2)
+  // As a variant has it, too; other names are files, and here a text is none.
+  const variant = (request, response) => {
+    if (request.url.includes('.json')) request.url = '/sharded/model.safetensors.index.json'
+  }
+  for (const name of ['model.safetensors.index.fp16.json', 'model.safetensors.index.fp16.ship.json?download=true']) {
+    reset(variant)
+    assert.deepEqual((await load(`${base}sharded/${name}`, { level: 1 })).tensors, tensors)
+  }
+  for (const name of ['model.safetensors.json', 'model.index.json.txt', 'index.json']) {
+    reset(variant)
+    await assert.rejects(load(`${base}sharded/${name}`, { level: 1 }), { name: 'ElsaError', code: /HeaderTooLarge|InvalidJson|Truncated|RemoteError/ })
+  }
   reset((request, response) => request.url.includes('00002') && (response.writeHead(404).end(), true))
   await assert.rejects(load(`${base}sharded/model.safetensors.index.json`, { level: 1 }), refusal('InvalidIndex', /00002.* is missing/))
 })

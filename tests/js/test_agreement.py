@@ -141,17 +141,6 @@ def test_json(judge: Judge, header: bool) -> None:
             assert found == expected, raw
 
 
-def test_written_numbers(judge: Judge) -> None:
-    choose = random.Random(6)
-    for _ in range(1000):
-        number = struct.pack(">Q", choose.getrandbits(64))
-        if choose.random() < 0.5:
-            number = struct.pack(">d", choose.choice([1, -1]) * 10 ** choose.uniform(-8, 18))
-        value = struct.unpack(">d", number)[0]
-        if np.isfinite(value):
-            assert judge.value("written", number=number.hex()) == plain_elsa.write_number(value)
-
-
 def test_hashes(judge: Judge) -> None:
     choose = random.Random(7)
     lengths = [*range(260), 511, 512, 513, 1024, 65535, 65536, 65537, 65600, 131072, 131073]
@@ -170,7 +159,7 @@ def network(seed: int, folder: Path) -> Path:
     rng = np.random.default_rng(seed)
     levels = choose.choice([1, 2, 3, 5, 12])
     bits = choose.randint(levels.bit_length(), 7)
-    shapes = [(), (0,), (1,), (7,), (3, 5), (4, 0, 2), (2, 3, 4, 5), (1, 1), (130, 70), (33000,)]
+    shapes = [(), (0,), (1,), (7,), (3, 5), (4, 0, 2), (2, 3, 4, 5), (1, 1), (130, 9), (33000,)]
     names = ["w", "é/🦙", "__proto__", "10", "9", "", "a\nb", "～", "conv.weight"]
     choose.shuffle(names)
     tensors: dict[str, np.ndarray] = {}

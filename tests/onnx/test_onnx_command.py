@@ -1,5 +1,6 @@
 """elsa-export as a user runs it."""
 
+import json
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import onnx_models as m
 import pytest
 from click.testing import CliRunner
 from elsa_converters import onnx as converter
+from elsa_converters._bench import bench
 from elsa_converters._cli import export
 from elsa_converters.onnx import _export, _writer
 
@@ -33,6 +35,72 @@ def test_one_level_and_all_levels(tmp_path: Path) -> None:
     expected = m.run(converter.session(elsa, template, level=2), feeds)
     m.assert_same(m.run(tmp_path / "two.onnx", feeds), expected)
     m.assert_same(m.run(tmp_path / "small.onnx", feeds), expected)
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[Path, Path]:
+    """Model directories: an ELSA file, shards, a delivery file, its beginning; and a template."""
+    elsa, template = m.packed(m.save(m.mlp(), tmp_path / "m.onnx"), tmp_path)
+    for folder in ("file", "shards"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "config.json").write_text("{}")
+    (tmp_path / "file" / "model.safetensors").write_bytes(elsa.read_bytes())
+    index = tmp_path / "shards" / "model.safetensors.index.json"
+    elsa_format.extract(elsa, index, level=3, keep_levels=True, max_shard_size=3000)
+    elsa_format.ship(tmp_path / "file", tmp_path / "ship")
+    elsa_format.ship(tmp_path / "shards", tmp_path / "shards-ship")
+    elsa_format.fetch(tmp_path / "ship", tmp_path / "begun", level=1)
+    return tmp_path, template
+
+
+def test_model_directories(folders: tuple[Path, Path]) -> None:
+    """As every other command takes them, whatever their weights are stored as."""
+    tmp_path, template = folders
+    feeds = {"x": m.weights(2, 16)}
+    expected = m.run(converter.session(tmp_path / "file", template, level=1), feeds)
+    for folder in ("file", "shards", "ship", "shards-ship", "begun"):
+        out = tmp_path / f"{folder}.onnx"
+        words = [str(tmp_path / folder), "--onnx", str(template), "--level", "1", "-o", str(out)]
+        result = CliRunner().invoke(export, words)
+        assert result.exit_code == 0, result.output
+        m.assert_same(m.run(out, feeds), expected)
+
+
+def test_all_levels_of_a_model_directory(folders: tuple[Path, Path]) -> None:
+    """The graph points into the directory; what is coded cannot be pointed into."""
+    tmp_path, template = folders
+    feeds = {"x": m.weights(2, 16)}
+    for folder, code in {"file": 0, "shards": 0, "ship": 2, "shards-ship": 2}.items():
+        out = tmp_path / f"{folder}.onnx"
+        words = [str(tmp_path / folder), "--onnx", str(template), "--all-levels", "-o", str(out)]
+        result = CliRunner().invoke(export, words)
+        assert result.exit_code == code, result.output
+        assert out.exists() == (code == 0)
+        if code:
+            assert "elsa-extract --whole" in result.output
+            continue
+        for level in (1, 3):
+            expected = m.run(converter.session(tmp_path / "file", template, level=level), feeds)
+            m.assert_same(m.run(converter.all_levels_session(out, level=level), feeds), expected)
+
+
+@pytest.mark.parametrize(
+    ("folder", "levels"),
+    [("file", [1, 2, 3, "dense"]), ("begun", [1])],
+)
+def test_measure_a_model_directory(
+    folders: tuple[Path, Path], folder: str, levels: list[int | str]
+) -> None:
+    """Of the beginning of a delivery file the levels that are there."""
+    tmp_path, template = folders
+    words = [str(tmp_path / folder), "--onnx", str(template), "--seconds=0", "--json", "-q"]
+    result = CliRunner().invoke(bench, words)
+    assert result.exit_code == 0, result.output
+    assert [row["level"] for row in json.loads(result.stdout)] == levels
+    words = [*words[:3], "--max-latency", "10s", "-o", str(tmp_path / "quick.onnx")]
+    result = CliRunner().invoke(export, words)
+    assert result.exit_code == 0, result.output
+    assert f"level {levels[-1]}" in result.output
 
 
 def test_from_a_pipe_to_a_pipe(tmp_path: Path) -> None:

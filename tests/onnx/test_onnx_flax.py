@@ -37,11 +37,12 @@ class Net(nnx.Module):
     def __init__(self) -> None:
         rngs = nnx.Rngs(0)
         self.first = nnx.Linear(12, 16, rngs=rngs)
-        self.norm = nnx.BatchNorm(16, use_running_average=True, rngs=rngs)
+        self.norm = nnx.BatchNorm(16, rngs=rngs)
+        self.drop = nnx.Dropout(0.5, rngs=rngs)
         self.second = nnx.Linear(16, 3, use_bias=False, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return self.second(nnx.relu(self.norm(self.first(x))))
+        return self.second(self.drop(nnx.relu(self.norm(self.first(x)))))
 
 
 def flatten(*trees: Any) -> dict[str, Any]:
@@ -115,7 +116,7 @@ def test_linen(tmp_path: Path, dtype: Any) -> None:
 
 def test_nnx(tmp_path: Path) -> None:
     model, x = Net(), m.weights(4, 12)
-    _, params, state = nnx.split(model, nnx.Param, nnx.BatchStat)
+    _, params, state, _ = nnx.split(model, nnx.Param, nnx.BatchStat, ...)
     named = [flatten(nnx.to_pure_dict(part)) for part in (params, state)]
     assert set(named[1]) == {"norm/mean", "norm/var"}
     elsa, template = tmp_path / "net.safetensors", tmp_path / "net.onnx"
@@ -128,7 +129,30 @@ def test_nnx(tmp_path: Path) -> None:
         pure = fill(nnx.to_pure_dict(part), leaves)
         nnx.replace_by_pure_dict(part, pure)
         nnx.update(model, part)
+    model.eval()  # the template is that of a model in use, though this one was training
     m.assert_near(m.run(tmp_path / "two.onnx", {"x": x}), [np.asarray(model(x))], 1e-5)
+
+
+def test_a_transformer_has_the_same_loss(tmp_path: Path) -> None:
+    gpt = pytest.importorskip("elsa_train.models").GPT(width=32, layers=1, context=16)
+    text = np.random.default_rng(0).integers(0, 256, (3, 17)).astype(np.int32)
+    variables = jax.jit(gpt.init)(jax.random.key(1), text[:, :-1])
+    elsa, template = tmp_path / "gpt.safetensors", tmp_path / "gpt.onnx"
+    write(elsa, flatten(variables["params"]), {})
+    template_from_flax(gpt, text[:1, :-1], elsa, template, train=False)
+    onnx.checker.check_model(template)
+    for level in (1, "dense"):
+        with elsa_format.open(elsa) as file:
+            filled = {"params": fill(variables["params"], file.load(level))}
+        expected = jax.jit(gpt.apply)(filled, text[:, :-1])
+        export(elsa, template, tmp_path / f"{level}.onnx", level=level)
+        (found,) = m.run(tmp_path / f"{level}.onnx", {"x": text[:, :-1]})
+        m.assert_near([found], [np.asarray(expected)], 1e-5)
+        losses = [
+            -float(np.mean(np.take_along_axis(jax.nn.log_softmax(logits), text[:, 1:, None], -1)))
+            for logits in (found, expected)
+        ]
+        assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
 
 def test_a_file_of_another_model_is_refused(tmp_path: Path) -> None:

@@ -248,3 +248,47 @@ def test_sources_that_hold_no_levels(tmp_path: Path) -> None:
         state_dict(tmp_path)
     with pytest.raises(FileNotFoundError):
         state_dict(tmp_path / "none.safetensors")
+
+
+@pytest.mark.parametrize("wrap", [nn.DataParallel, lambda net: torch.compile(net, backend="eager")])
+def test_names_inside_wrappers_and_outside(wrap, tmp_path: Path) -> None:
+    """What was saved of a wrapped model has its prefix, `module.` or `_orig_mod.`."""
+    inside = pack(random_net(), tmp_path / "inside.safetensors")
+    outside = pack(wrap(random_net()), tmp_path / "outside.safetensors")
+    for path in (inside, outside):
+        net = random_net(seed=1)
+        load_level(wrap(net), path, 1)
+        assert same(at(net), decode(inside, 1))
+        attach(wrap(net), path).use(2)
+        assert same(at(net), decode(inside, 2))
+    with pytest.raises(TensorMismatch):  # as load_state_dict
+        load_level(random_net(), outside, 1)
+
+
+def test_a_tied_tensor_into_a_model_that_has_two(tmp_path: Path) -> None:
+    path = pack(random_net(), tmp_path / "net.safetensors")
+    net = random_net(seed=1)
+    net.head.weight = nn.Parameter(torch.zeros(40, 16))
+    levels = attach(net, path, 1)
+    assert same(at(net), decode(path, 1))
+    levels.use(2)
+    assert same(at(net), decode(path, 2))
+    assert net.head.weight.data_ptr() != net.embed.weight.data_ptr()
+
+
+def test_what_cannot_be_written_to_is_refused_first(tmp_path: Path) -> None:
+    path = pack(random_net(), tmp_path / "net.safetensors")
+    expanded = random_net(seed=1)
+    expanded.conv.weight = nn.Parameter(torch.zeros(1, 3, 3, 3).expand(8, 3, 3, 3))
+    before = at(expanded)
+    with pytest.raises(InvalidOption, match="weight' is expanded"):
+        load_level(expanded, path, 1)
+    assert at(expanded) == before
+    with pytest.raises(InvalidOption, match="'weight' has no shape before the first forward"):
+        load_level(nn.LazyLinear(3), path, 1, strict=False)
+
+
+@pytest.mark.parametrize("source", [None, 5, b"net.safetensors", {}])
+def test_what_is_no_source(source: object) -> None:
+    with pytest.raises(TypeError, match="expected a path, a URL or a binary stream"):
+        load_level(random_net(), source, 1)

@@ -407,3 +407,91 @@ def test_no_warning_of_pytorch() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         train_all(run, nesting)
+
+
+def test_parameters_that_are_not_the_modules_any_more() -> None:
+    """They would be frozen and written, whatever the module has."""
+    run = Run()
+    nesting = Nesting(run.model, run.optimizer, levels="80,50")
+    nesting.sparsify()
+    nesting.freeze()
+    run.model.fc.weight = nn.Parameter(torch.randn(16, 8))
+    with pytest.raises(TrainError, match=r"fc\.weight: was replaced in the module"):
+        nesting.densify()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_a_cast_is_an_error_at_the_next_step(dtype: torch.dtype) -> None:
+    run = Run()
+    nesting = Nesting(run.model, run.optimizer, levels="80,50")
+    nesting.sparsify()
+    nesting.freeze()
+    run.model.to(dtype)
+    with pytest.raises(TrainError, match=r"was torch\.float32 and is torch\.float"):
+        run.optimizer.step()
+
+
+def test_states_of_something_else() -> None:
+    run = Run()
+    nesting = Nesting(run.model, run.optimizer, levels="80,50")
+    nesting.sparsify()
+    nesting.freeze()
+    state = nesting.state_dict()
+    other = Run()
+    fresh = Nesting(other.model, other.optimizer, levels="80,50")
+    shapes = {name: n[:1] for name, n in state["counters"].items()}
+    for wrong, words in (
+        ({}, "not a state"),
+        (state | {"levels": ["90%", "50%"]}, "of another training"),
+        (state | {"counters": shapes}, "of another training"),
+        (state, "frozen weights are not those of the state; load the module's first"),
+    ):
+        with pytest.raises(TrainError, match=words):
+            fresh.load_state_dict(wrong)
+        assert not any(bool(n.any()) for n in fresh.counters.values())
+    other.model.load_state_dict(run.model.state_dict())
+    fresh.load_state_dict(state)
+    assert len(fresh.frozen) == 1
+
+
+def test_two_optimizers_one_of_which_counts() -> None:
+    model = Run().model
+    first = torch.optim.SGD(model.conv.parameters(), 0.1)
+    second = torch.optim.SGD(model.fc.parameters(), 0.1, weight_decay=0.1)
+    nesting = Nesting(model, first, levels="80,50")
+    nesting.watch(second, counts=False)
+    nesting.sparsify()
+    nesting.freeze()
+    before = model.fc.weight.detach().clone()
+    for _ in range(3):
+        model(torch.randn(4, 1, 8, 8)).sum().backward()
+        first.step()
+        second.step()
+    assert nesting.step == 3
+    nesting.densify()  # would find frozen weights that changed
+    assert not torch.equal(before, model.fc.weight)
+
+
+@pytest.mark.parametrize("wrap", [nn.DataParallel, lambda net: torch.compile(net, backend="eager")])
+def test_wrapped_modules_have_the_names_of_plain_ones(wrap: Any, tmp_path: Path) -> None:
+    run = Run()
+    nesting = Nesting(wrap(run.model), run.optimizer, levels="80,50")
+    for _ in nesting.levels:
+        nesting.sparsify()
+        run.train(2)
+        nesting.freeze()
+    nesting.write(tmp_path / "net.safetensors")
+    assert decode(tmp_path / "net.safetensors", None).keys() < run.model.state_dict().keys()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"scope": "layer"}, "scope 'layer', expected 'global' or 'uniform'"),
+        ({"prune": "("}, "is not a regular expression"),
+        ({"exclude": "["}, "is not a regular expression"),
+    ],
+)
+def test_options_that_mean_nothing(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(TrainError, match=words):
+        Nesting(Net(), None, levels="80,50", **options)

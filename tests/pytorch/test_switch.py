@@ -13,7 +13,7 @@ from test_load_level import at, pack, random_net, same
 from torch import nn
 
 import elsa_format
-from elsa_format import ChecksumMismatch, InputChanged, NoSuchLevel
+from elsa_format import ChecksumMismatch, InputChanged, NoSuchLevel, TensorMismatch
 
 
 def test_switching_is_exact_and_keeps_the_memory(tmp_path: Path) -> None:
@@ -181,3 +181,30 @@ def test_a_delivery_file_and_the_index_of_a_variant(tmp_path: Path) -> None:
         levels.use(1)
         with elsa_format.open(index) as file:
             assert net.weight.detach().numpy().tobytes() == file.tensor("weight", 1).tobytes()
+
+
+def test_parameters_that_were_replaced(tmp_path: Path) -> None:
+    """A switch is for the tensors that the module has now, or an error."""
+    path = pack(random_net(), tmp_path / "net.safetensors")
+    net = random_net(seed=1)
+    levels = attach(net, path, 1)
+    net.conv.weight = nn.Parameter(torch.zeros_like(net.conv.weight))
+    levels.use(2)
+    assert same(at(net), decode(path, 2))
+    net.conv.weight = nn.Parameter(torch.zeros(1))
+    before = at(net)
+    with pytest.raises(TensorMismatch, match="weight' is not as it was"):
+        levels.use(1)
+    assert (at(net), levels.level) == (before, 2)
+    net.to_empty(device="meta")
+    with pytest.raises(TensorMismatch, match="is not as it was"):
+        levels.use(1)
+
+
+def test_a_switch_after_close_is_an_error(tmp_path: Path) -> None:
+    path = pack(random_net(), tmp_path / "net.safetensors")
+    levels = attach(random_net(), path, 1)
+    levels.close()
+    with pytest.raises(ValueError, match="is closed"):
+        levels.use(2)
+    assert levels.level == 1

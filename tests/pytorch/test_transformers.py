@@ -18,7 +18,14 @@ from elsa_converters.transformers import ElsaConfig, use_level
 from safetensors.torch import load_file
 
 import elsa_format
-from elsa_format import ChecksumMismatch, ElsaError, NoSuchLevel, NotElsa, TensorMismatch
+from elsa_format import (
+    ChecksumMismatch,
+    ElsaError,
+    InvalidOption,
+    NoSuchLevel,
+    NotElsa,
+    TensorMismatch,
+)
 
 TEXT = {"vocab_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32}
 LLAMA = {**TEXT, "intermediate_size": 48, "num_key_value_heads": 2}
@@ -306,3 +313,40 @@ def test_real_weights(tmp_path: Path) -> None:
             found.append(float(torch.cosine_similarity(hidden, wanted, dim=0)))
     assert near[0] > 0.95 > far[0]
     assert np.isfinite(far[0])
+
+
+def test_shapes_that_are_not_the_configs(tmp_path: Path) -> None:
+    """With a plug-in, transformers takes the file's shapes without a word."""
+    packed = make("bert", tmp_path, torch.float32)
+    cls, level = hf.BertForSequenceClassification, ElsaConfig(1)
+    with pytest.raises(TensorMismatch, match=r"classifier.weight' has shape \[2, 32\], .* \[5"):
+        cls.from_pretrained(
+            packed, num_labels=5, ignore_mismatched_sizes=True, quantization_config=level
+        )
+    config = hf.BertConfig(**TEXT, intermediate_size=40)
+    with pytest.raises(TensorMismatch, match=r"intermediate.dense.weight' has shape \[48, 32\]"):
+        cls.from_pretrained(packed, config=config, quantization_config=level)
+
+
+def test_files_that_are_not_for_it(tmp_path: Path) -> None:
+    packed = make("llama", tmp_path, torch.float32)
+    elsa_format.extract(packed, tmp_path / "level", level=1)
+    with pytest.raises(InvalidOption, match="one level only; load it without ElsaConfig"):
+        hf.LlamaForCausalLM.from_pretrained(tmp_path / "level", quantization_config=ElsaConfig(1))
+    elsa_format.ship(packed, tmp_path / "ship")
+    for verify in (True, False):
+        with pytest.raises(InvalidOption, match="is a delivery file"):
+            hf.LlamaForCausalLM.from_pretrained(
+                tmp_path / "ship", variant="ship", quantization_config=ElsaConfig(1, verify=verify)
+            )
+
+
+def test_use_level_of_a_wrapped_model(tmp_path: Path) -> None:
+    packed = make("llama", tmp_path, torch.float32)
+    model = hf.LlamaForCausalLM.from_pretrained(packed, quantization_config=ElsaConfig(1))
+    expected = decode(packed / "model.safetensors", 2)
+    for wrapped in (torch.nn.DataParallel(model), torch.compile(model, backend="eager")):
+        use_level(model, 1)
+        use_level(wrapped, 2)
+        own = model.state_dict()
+        assert {name: content(own[name]) for name in expected} == expected

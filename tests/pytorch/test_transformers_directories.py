@@ -142,3 +142,76 @@ def test_what_the_index_says_is_kept(tmp_path: Path) -> None:
             raw = (tmp_path / name / file).read_bytes()
             (length,) = struct.unpack("<Q", raw[:8])
             assert json.loads(raw[8 : 8 + length])["__metadata__"]["format"] == "pt"
+
+
+def save_bin_shards(model: torch.nn.Module, folder: Path, variant: str = "") -> Path:
+    """As `save_pretrained(safe_serialization=False)` of older versions; returns the index."""
+    folder.mkdir(exist_ok=True)
+    tensors = list(model.state_dict().items())
+    weight_map = {}
+    for number, own in enumerate((tensors[:3], tensors[3:5], tensors[5:]), 1):
+        file = f"pytorch_model{variant}-{number:05}-of-00003.bin"
+        torch.save(dict(own), folder / file)
+        weight_map |= {name: file for name, _ in own}
+    index = folder / f"pytorch_model.bin.index{variant}.json"
+    about = {"total_size": sum(t.nbytes for _, t in tensors), "total_parameters": 7}
+    index.write_text(json.dumps({"metadata": about, "weight_map": weight_map}))
+    return index
+
+
+@pytest.mark.parametrize("variant", ["", ".fp16"])
+def test_shards_of_torch_save(variant: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = hf.LlamaForCausalLM(hf.LlamaConfig(**LLAMA)).to(torch.bfloat16)
+    model.config.save_pretrained(tmp_path / "dense")
+    index = save_bin_shards(model, tmp_path / "dense", variant)
+    report = elsa_format.pack(tmp_path / "dense", tmp_path / "packed", sparsities=[90, 50])
+    assert report.notes == ()
+    made = tmp_path / "packed" / f"model.safetensors.index{variant}.json"
+    shards = {f"model{variant}-{n:05}-of-00003.safetensors" for n in (1, 2, 3)}
+    names = {path.name for path in (tmp_path / "packed").iterdir()}
+    assert names == {"config.json", made.name} | shards
+    assert json.loads(made.read_text())["metadata"]["total_parameters"] == 7
+    # By the index itself, and from one file: the same levels.
+    elsa_format.pack(index, tmp_path / "by.index.json", sparsities=[90, 50], nest_all=False)
+    torch.save(model.state_dict(), tmp_path / "one.bin")
+    elsa_format.pack(tmp_path / "one.bin", tmp_path / "one.safetensors", sparsities=[90, 50])
+    assert decode(tmp_path / "by.index.json", 1) == decode(tmp_path / "one.safetensors", 1)
+    elsa_format.extract(tmp_path / "packed", tmp_path / "level", level=1)
+    loaded = hf.LlamaForCausalLM.from_pretrained(
+        tmp_path / "level", dtype="auto", variant=variant.lstrip(".") or None
+    )
+    assert state(loaded) == by_hand(loaded, tmp_path / "packed", 1)
+
+
+def test_shards_of_torch_save_that_are_not_as_the_index_says(tmp_path: Path) -> None:
+    model = hf.LlamaForCausalLM(hf.LlamaConfig(**LLAMA))
+    index = save_bin_shards(model, tmp_path / "dense")
+    good = json.loads(index.read_text())
+    first, *_, last = good["weight_map"]
+    shard = tmp_path / "dense" / good["weight_map"][first]
+
+    def refused(error: type[elsa_format.ElsaError], words: str) -> None:
+        with pytest.raises(error, match=words):
+            elsa_format.pack(tmp_path / "dense", tmp_path / "out", sparsities=[90])
+        assert not (tmp_path / "out").exists()
+
+    def write(weight_map: dict[str, str]) -> None:
+        index.write_text(json.dumps({"weight_map": weight_map}))
+
+    write({n: f for n, f in good["weight_map"].items() if n != first})
+    refused(elsa_format.InvalidIndex, f"'{first}' of .* is not in the index")
+    write(good["weight_map"] | {"more": good["weight_map"][last]})
+    refused(elsa_format.InvalidIndex, "'more' is not in")
+    write(good["weight_map"] | {first: "../pytorch_model-00001-of-00003.bin"})
+    refused(elsa_format.UnsafePath, "outside the directory")
+    write(good["weight_map"])
+    raw = shard.read_bytes()
+    shard.write_bytes(raw[: len(raw) // 2])
+    refused(elsa_format.InvalidCheckpoint, "not a PyTorch checkpoint")
+    shard.write_bytes(b"GGUF" + bytes(100))
+    refused(elsa_format.InvalidCheckpoint, "is not a file of the kind")
+    torch.save({first: torch.nn.Linear(2, 2)}, shard)
+    refused(elsa_format.InvalidCheckpoint, "holds more than tensors")
+    shard.unlink()
+    refused(elsa_format.InvalidIndex, "does not exist")

@@ -260,20 +260,18 @@ def test_weights_that_are_turned_shared_or_used_elsewhere():
     assert names.count("hwio.values") == 1
 
 
-def test_rows_longer_than_indices_reach():
-    """65,536 columns in one operator, more in several that add up."""
-    for width, operators in {
-        65536: ["SparseMatMul"],
-        65540: ["SparseMatMul", "SparseMatMulAdd"],
-    }.items():
-        arrays = {"w": sparse_weights(width, 4, share=0.01), "b": numbers(4)}
-        nodes = [
-            node("MatMul", ["x", "w"], ["m"]),
-            node("Add", ["m", "b"], ["a"]),
-            node("Relu", ["a"], ["y"]),
-        ]
-        operators[-1] += "Relu"
-        Net(nodes, {"x": ["n", width]}, arrays).check(*operators)
+@pytest.mark.parametrize(("width", "parts"), [(4096, 1), (4100, 2), (70_001, 18)])
+def test_wide_products_are_several_that_add_up(width, parts):
+    """Their inputs stay in the cache, and their indices reach any width."""
+    arrays = {"w": sparse_weights(width, 4, share=0.01), "b": numbers(4)}
+    nodes = [
+        node("MatMul", ["x", "w"], ["m"]),
+        node("Add", ["m", "b"], ["a"]),
+        node("Relu", ["a"], ["y"]),
+    ]
+    operators = ["SparseMatMul", *["SparseMatMulAdd"] * (parts - 1)]
+    operators[-1] += "Relu"
+    Net(nodes, {"x": ["n", width]}, arrays).check(*operators, sizes=(1, 5))
 
 
 def test_names():

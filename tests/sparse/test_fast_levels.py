@@ -252,6 +252,22 @@ def test_measured_levels(packed):
             assert row.dense_memory > 0
 
 
+@pytest.mark.parametrize("options", [{"seconds": float("nan")}, {"seconds": -1}, {"threads": 0}])
+def test_wrong_measurement(packed, options):
+    """Refused before anything is measured."""
+    with pytest.raises(InvalidOption, match="expected"):
+        converter.measure_levels(*packed, **options)
+
+
+@needs_library
+def test_a_level_that_stays_dense_is_measured_once(packed, monkeypatch):
+    """Its fast model is the dense one: neither faster nor slower."""
+    monkeypatch.setattr(export_module, "_picked", lambda *arguments: [])
+    for row in converter.measure_levels(*packed, threads=1, seconds=0.01):
+        assert row.fast_seconds == row.dense_seconds
+        assert row.memory == row.dense_memory
+
+
 def test_best_levels():
     """A level is marked unless another is at least as good and as fast, and better in one."""
 
@@ -333,6 +349,8 @@ def test_commands(packed, tmp_path):
         (["--level", "1", "--fast", "--dim", "batch"], "such as batch=8"),
         (["--level", "1", "--fast", "--dim", "n=0"], "such as batch=8"),
         (["--level", "1", "--fast", "--threads", "0"], "0 is not in the range"),
+        (["--level", "1", "--fast", "--threads", "257"], "expected None, or 1 to 256"),
+        (["--max-latency", "5ms", "--threads", "99999999999"], "expected None, or 1 to 256"),
         (["--level", "1", "--threads", "2"], "what is measured"),
         (["--max-size", "1MB", "--fast=0.7"], "give --level or --sparsity"),
         (["--all-levels", "--fast=0.7"], "takes no such option"),

@@ -23,10 +23,13 @@ pytest.importorskip("orbax.checkpoint")
 import jax
 import numpy as np
 
-from elsa_train._multilevel import Result, host_tensors
+from elsa_train._folder import Output
+from elsa_train._multilevel import Network, Result
 from elsa_train._recipe import Recipe, read_recipe
 from elsa_train._report import Reporter
-from elsa_train._run import Output, Run
+from elsa_train._run import Run
+from elsa_train._training import train as train_run
+from elsa_train._tree import flatten
 
 TINY = {
     "width": 8,
@@ -37,6 +40,12 @@ TINY = {
     "mask_every": 5,
     "test_images": 128,
 }
+
+
+def host_tensors(network: Network, dtype: Any) -> dict[str, np.ndarray[Any, Any]]:
+    """Return the tensors of a network by name, the parameters in their stored type."""
+    params = {name: np.asarray(p, dtype) for name, p in flatten(network.params).items()}
+    return params | flatten(network.state)
 
 
 class Trained(NamedTuple):
@@ -68,13 +77,14 @@ def train_tiny(tmp_path_factory: pytest.TempPathFactory) -> Any:
                 measured = []
                 evaluate = run.trainer.evaluate
 
-                def keep(network: Any) -> Any:
-                    copy = jax.tree.map(np.array, network)
-                    measured.append(host_tensors(copy, np.dtype(jax.numpy.dtype(store_dtype))))
-                    return evaluate(network)
+                def keep(network: Any, part: Any = "test") -> Any:
+                    if part == "test":
+                        copy = jax.tree.map(np.array, network)
+                        measured.append(host_tensors(copy, np.dtype(jax.numpy.dtype(store_dtype))))
+                    return evaluate(network, part)
 
                 run.trainer.evaluate = keep  # type: ignore[method-assign]
-                result, _, _ = run.train()
+                result, _ = train_run(run)
                 run.trainer.evaluate = evaluate  # type: ignore[method-assign]
                 run.write(result)
             done[key] = Trained(run, result, measured)

@@ -1,8 +1,10 @@
 """The benchmarks run, and judge what they measure."""
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -10,6 +12,7 @@ pytest.importorskip("benchmarks", reason="run from the repository")
 
 from benchmarks._files import Files
 from benchmarks._rows import Race, Row, measure
+from benchmarks.plots import MOST, WIDTH, draw
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -44,3 +47,69 @@ def test_a_target_is_reached_or_missed(tmp_path: Path) -> None:
 
 def test_a_subject_faster_than_its_own_part_proves_nothing(tmp_path: Path) -> None:
     assert judge(tmp_path, 10_000, 100_000, contains_peer=True) is None
+
+
+TABLES = """\
+# Benchmarks
+
+## Load
+
+| what | against | ratio | target |
+| --- | --- | --- | --- |
+| load | `a < b` | 0.30 × | ≤ 0.5 × |
+| run | b | 2.00 × | ≥ 4 × faster |
+| x | y | 1 × | |
+
+## Fast levels
+
+| network | threads | 80% zeros | 90% zeros |
+| --- | --- | --- | --- |
+| MLP | 1 | 2.0 | 4.00 (!) |
+
+## Bytes to each level
+
+| network | | level 1 | whole |
+| --- | --- | --- | --- |
+| net | F32 | 5.0 % | 75.0 % |
+"""
+
+
+def test_pictures_show_what_a_page_holds(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    page = tmp_path / "page.md"
+    page.write_text(TABLES, "utf-8")
+    draw(page)
+    once = page.read_text("utf-8")
+    assert once.index("(images/benchmarks.svg)") < once.index("## Load")
+    assert "## Fast levels\n\n![" in once
+    draw(page)
+    assert page.read_text("utf-8") == once
+
+    def bars(name: str) -> list[tuple[str, float]]:
+        tree = ElementTree.parse(tmp_path / "images" / f"{name}.svg")
+        found = tree.iter("{http://www.w3.org/2000/svg}rect")
+        return [(bar.attrib["class"], float(bar.attrib["width"]) / WIDTH) for bar in found]
+
+    assert bars("benchmarks") == [("c1", pytest.approx(0.6)), ("missed", pytest.approx(MOST))]
+    assert bars("fast") == [("c3", pytest.approx(0.5)), ("c2", pytest.approx(1))]
+    assert bars("bytes") == [("c1", pytest.approx(0.05)), ("c0", pytest.approx(0.7))]
+
+
+def test_tables_of_fast_levels_have_their_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
+    pytest.importorskip("onnxruntime")
+    fast = importlib.import_module("fast")
+    page = tmp_path / "fast.md"
+    page.write_text((REPOSITORY / "docs" / "fast.md").read_text("utf-8"), "utf-8")
+    marks = page.read_text("utf-8").count("<!-- end -->")
+    assert marks == len(fast.TABLES)
+    for name in fast.TABLES:
+        fast.put(page, name, f"table of {name}")
+    after = page.read_text("utf-8")
+    assert after.count("<!-- end -->") == marks
+    for name in fast.TABLES:
+        assert f"fast.py: {name} -->\ntable of {name}\n<!-- end -->\n" in after
+    with pytest.raises(SystemExit, match="no place for other"):
+        fast.put(page, "other", "")

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elsa_format._cli import _progress
-from elsa_format._cli._progress import Bar, clock, progress
+from elsa_format import _progress
+from elsa_format._progress import Bar, clock, progress
 
 
 class Clock:
@@ -173,7 +173,7 @@ def test_the_line_follows_the_size_of_the_terminal() -> None:
 
 SCRIPT = """
 import sys
-from elsa_format._cli import _progress
+from elsa_format import _progress
 _progress.FIRST = _progress.PERIOD = _progress.SURE = 0
 from elsa_format import _start
 getattr(_start, sys.argv.pop(1))()

@@ -18,7 +18,8 @@ from elsa_converters.onnx._level import Template, open_level
 from elsa_converters.onnx._places import Places, places
 from elsa_converters.onnx._weights import TO_ONNX
 from elsa_converters.onnx._writer import header_of, point_to
-from elsa_format.plugins import TensorInfo, dump, open_output, variant_name
+from elsa_format import InvalidOption
+from elsa_format.plugins import TensorInfo, dump, open_output, variant_name, weights_file
 
 LEVEL = "elsa_level"
 """The input or initializer that chooses: 0 is the dense network, else a level 1..T."""
@@ -49,8 +50,14 @@ def export_all_levels(
 
     >>> export_all_levels("net.safetensors", "net.onnx", "all-levels.onnx")
     """
+    source = weights_file(source)
     with open_level(source, template, "dense") as opened:
         binding = opened.binding
+        if hasattr(binding.network, "downloads"):
+            raise InvalidOption(
+                f"{os.fspath(source)}: is a delivery file, whose weights are coded; "
+                "elsa-extract --whole gives the ELSA file that a graph can point into"
+            )
         where = places(binding.network, source, target)
         if any(binding.model.weights[name].source for name in binding.names):
             for _ in opened.blocks():  # a template with values of its own: compare them

@@ -13,8 +13,10 @@ from typing import Any
 import onnxruntime
 
 from elsa_converters.onnx._export import export
+from elsa_converters.onnx._fast import check_threads
 from elsa_converters.onnx._measure import example_inputs, shortest_times
 from elsa_converters.onnx_sparse import find_library
+from elsa_format import Incomplete, InvalidOption
 from elsa_format import open as open_elsa
 from elsa_format.plugins import LevelNumber, open_network
 
@@ -66,17 +68,24 @@ def measure_levels(
     seconds: float = 2.0,
     progress: Callable[[str], None] = lambda what: None,
 ) -> list[Measured]:
-    """Measure every level of an ELSA file, then the dense network.
+    """Measure every level of an ELSA file that is there, then the dense network.
 
     >>> [row.level for row in measure_levels("net.safetensors", "net.onnx", seconds=0.01)]
     [1, 2, 3, 'dense']
     """
+    check_threads(threads)
+    if not 0 <= seconds < float("inf"):
+        raise InvalidOption(f"seconds={seconds!r}: expected a time of 0 or more")
+    rows: list[tuple[LevelNumber, str, float, float | None]] = []
     with open_elsa(source) as file:
-        rows: list[tuple[LevelNumber, str, float, float | None]] = [
-            (number, level.name, file.sparsity(number), level.metrics.get(metric))
-            for number, level in enumerate(file.levels, 1)
-        ]
-        rows.append(("dense", "", 0.0, file.profile.dense_metrics.get(metric)))
+        for number in file.network.readable():
+            if number is None:
+                rows.append(("dense", "", 0.0, file.profile.dense_metrics.get(metric)))
+                continue
+            about = file.levels[number - 1]
+            rows.append((number, about.name, file.sparsity(number), about.metrics.get(metric)))
+    if not rows:
+        raise Incomplete(f"{os.fspath(source)}: no level is there yet; fetch one")
     found, downloads = [], download_sizes(source)
     for level, name, sparsity, quality in rows:
         progress("dense" if level == "dense" else f"level {level}")
@@ -120,11 +129,21 @@ def _costs(
     sizes: Mapping[str, int] | None,
     seconds: float,
 ) -> dict[str, Any]:
-    models = [folder / "dense.onnx"]
+    models, layers = [folder / "dense.onnx"], [0, 0]
     export(source, template, models[0], level=level)
     if find_library() is not None:
+        export(
+            source,
+            template,
+            folder / "fast.onnx",
+            level=level,
+            fast=True,
+            threads=threads,
+            sizes=sizes,
+            chosen=lambda *counts: layers.__setitem__(slice(2), counts),
+        )
+    if layers[0]:  # else it is the dense model
         models.append(folder / "fast.onnx")
-        export(source, template, models[1], level=level, fast=True, threads=threads, sizes=sizes)
     sessions = [_session(model, threads) for model in models]
     feeds = example_inputs(sessions[0], sizes, os.fspath(template))
     times = shortest_times(sessions, feeds, seconds)
@@ -134,7 +153,7 @@ def _costs(
         "memory": memory[-1],
         "dense_memory": memory[0],
         "dense_seconds": times[0],
-        "fast_seconds": times[1] if len(times) > 1 else None,
+        "fast_seconds": None if find_library() is None else times[-1],
     }
 
 

@@ -12,7 +12,7 @@ from onnx import ModelProto
 
 from elsa_converters._errors import MisplacedOutput, MissingOperators
 from elsa_converters.onnx._bind import Binding
-from elsa_converters.onnx._fast import check_fast, prepare, use_sparse
+from elsa_converters.onnx._fast import check_fast, check_threads, prepare, use_sparse
 from elsa_converters.onnx._fold import fold_batch_norm
 from elsa_converters.onnx._hoist import remove_named
 from elsa_converters.onnx._layers import Layer
@@ -80,6 +80,7 @@ def export(
     2
     """
     check_fast(fast)
+    check_threads(threads)
     if fast is not False and max_size is not None:
         raise InvalidOption("a fast model's size is not known before it is made: give a level")
     choice = partial(_choose, level=level, sparsity=sparsity, max_size=max_size, sparse=sparse)

@@ -1,6 +1,6 @@
 """Let sparse operators compute layers of a graph: their weights shrink to what is kept of them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -22,10 +22,12 @@ from elsa_converters.onnx_sparse._functions import (
     function,
     operator,
 )
-from elsa_converters.onnx_sparse._weights import MOST_COLUMNS, to_csr, to_pattern
+from elsa_converters.onnx_sparse._weights import parts_of, to_csr, to_pattern
 from elsa_format import InvalidOption
 
 Arrays = dict[str, NDArray[Any]]
+MOST_THREADS = 256
+"""More would only wait for each other."""
 SPARSITY = 0.7
 """Zeros from which a layer counts as sparse, unless it is said or measured."""
 _PASSED_ON = ("Cast", "Transpose", "Identity")
@@ -35,6 +37,14 @@ def check_fast(fast: bool | float) -> None:
     """Refuse what is neither true or false nor a sparsity."""
     if not isinstance(fast, int | float) or not 0 <= fast <= 1:
         raise InvalidOption(f"fast={fast!r}: expected True, False, or a sparsity from 0 to 1")
+
+
+def check_threads(threads: int | None) -> None:
+    """Refuse what is no number of threads to measure with."""
+    if threads is not None and (
+        isinstance(threads, bool) or threads not in range(1, MOST_THREADS + 1)
+    ):
+        raise InvalidOption(f"threads={threads!r}: expected None, or 1 to {MOST_THREADS}")
 
 
 def prepare(proto: ModelProto, arrays: Arrays, where: str) -> list[Layer]:
@@ -144,19 +154,15 @@ class _Rewriter:
         remove_named(graph.initializer, {t.name for t in graph.initializer} - left)
 
     def _weights(self, layer: Layer) -> list[tuple[str, list[str], Any]]:
-        """Operator, inputs and attributes; several for rows that are longer than indices reach."""
+        """Operator, inputs and attributes; several for a wide product."""
         key = layer.weight, layer.order
         if key in self.encoded:
             return self.encoded[key]
         matrix = layer.matrix(self.arrays)
         found = []
-        for start in range(0, matrix.shape[1], MOST_COLUMNS):
-            part = (
-                matrix
-                if matrix.shape[1] <= MOST_COLUMNS
-                else matrix[:, start : start + MOST_COLUMNS]
-            )
-            part = np.ascontiguousarray(part)
+        columns = matrix.shape[1]
+        for start, end in [(0, columns)] if layer.conv else parts_of(columns):
+            part = np.ascontiguousarray(matrix[:, start:end])
             pattern = None if layer.conv else to_pattern(part)
             if pattern is not None:
                 tensors = {"values": pattern.values, "codes": pattern.codes}
@@ -190,8 +196,7 @@ class _Rewriter:
         return self._store(f"{layer.weight}.no_bias", np.zeros(layer.shape[0], np.float32))
 
     def _part(self, layer: Layer, index: int, nodes: list[NodeProto]) -> str:
-        start = index * MOST_COLUMNS
-        bounds: Sequence[int] = (start, min(start + MOST_COLUMNS, layer.shape[1]), -1)
+        bounds = (*parts_of(layer.shape[1])[index], -1)
         names = [self._store(f"{layer.weight}.bound", np.array([b], np.int64)) for b in bounds]
         nodes.append(helper.make_node("Slice", [layer.x, *names], [self.fresh(f"{layer.x}.part")]))
         return str(nodes[-1].output[0])

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from elsa_converters._errors import MissingOperators
-from elsa_converters.onnx._fast import prepare, use_sparse
+from elsa_converters.onnx._fast import check_fast, check_threads, prepare, use_sparse
 from elsa_converters.onnx._level import Template, open_level
 from elsa_converters.onnx._measure import (
     example_inputs,
@@ -14,8 +14,7 @@ from elsa_converters.onnx._measure import (
 )
 from elsa_converters.onnx_sparse import find_library
 from elsa_format import NoSuchLevel
-from elsa_format import open as open_elsa
-from elsa_format.plugins import Source
+from elsa_format.plugins import Source, open_network
 
 
 def level_within(
@@ -34,12 +33,14 @@ def level_within(
     >>> level_within("net.safetensors", "net.onnx", 10.0) is None
     True
     """
+    check_fast(fast)
+    check_threads(threads)
     if fast is True and find_library() is None:
         raise MissingOperators("nothing to measure", "{fast} takes layers unmeasured", fast=0.7)
-    with open_elsa(source) as file:
-        numbers: list[int | None] = [None, *range(len(file.levels), 0, -1)]
+    with open_network(source) as network:
+        numbers = network.readable()
     times = {}
-    for number in numbers:
+    for number in reversed(numbers):
         session = _session(source, template, number, fast, threads, sizes)
         feeds = example_inputs(session, sizes, str(template))
         (times[number],) = shortest_times([session], feeds)

@@ -8,6 +8,9 @@ from numpy.typing import NDArray
 
 MOST_COLUMNS = 1 << 16
 """Of a row: indices have 16 bits."""
+PART_COLUMNS = 4096
+"""Of a product that is cut: so many inputs, 16 kB, stay in the first-level cache while the weights
+stream past them. 11008 at once took twice the time."""
 MOST_KERNEL = 32
 """Rows and columns of a convolution's kernel."""
 PATTERNS = ((1, 8), (1, 4), (2, 4))
@@ -15,6 +18,7 @@ PATTERNS = ((1, 8), (1, 4), (2, 4))
 _FILLED = 0.7
 """Of a pattern's places; with fewer, compressed rows are smaller: any sparse matrix is 2:4."""
 _VALUES_AT_ONCE = 16  # the kernels for n:m take so many of a row
+_COLUMNS_AT_ONCE = 8 * _VALUES_AT_ONCE  # then every pattern has such a multiple
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,19 @@ class Pattern:
     def scales(self) -> list[int]:
         """What each code in a byte is multiplied by."""
         return [1, 4, 16, 64] if self.m == 4 else [1, 16]
+
+
+def parts_of(columns: int) -> list[tuple[int, int]]:
+    """Where to cut a wide product into several that add up; N:M patterns are not cut apart.
+
+    >>> parts_of(4096), parts_of(11008)
+    ([(0, 4096)], [(0, 3712), (3712, 7424), (7424, 11008)])
+    """
+    count = -(-columns // PART_COLUMNS)
+    width = -(-columns // count)
+    if count > 1:
+        width = -(-width // _COLUMNS_AT_ONCE) * _COLUMNS_AT_ONCE
+    return [(start, min(start + width, columns)) for start in range(0, columns, width)]
 
 
 def to_csr(matrix: NDArray[Any]) -> Csr:

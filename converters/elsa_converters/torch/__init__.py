@@ -8,7 +8,7 @@
 
 from elsa_converters.torch._checkpoint import TorchCheckpoint
 from elsa_converters.torch._levels import Levels, attach
-from elsa_converters.torch._load import Unmatched, load_level, state_dict
+from elsa_converters.torch._load import Unmatched, load_level, state_dict, unwrapped
 from elsa_converters.torch._tensors import arrays, without_aliases
 
 __all__ = [
@@ -19,5 +19,6 @@ __all__ = [
     "attach",
     "load_level",
     "state_dict",
+    "unwrapped",
     "without_aliases",
 ]

@@ -14,7 +14,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import elsa_format
-from elsa_converters.torch._load import changed, is_plain, level_of, load_level, match
+from elsa_converters.torch._load import (
+    changed,
+    is_plain,
+    level_of,
+    load_level,
+    match,
+    tensors_of,
+)
 from elsa_converters.torch._tensors import (
     as_array,
     bytes_of,
@@ -23,7 +30,7 @@ from elsa_converters.torch._tensors import (
     run,
     torch_dtype,
 )
-from elsa_format import File, InputChanged, InvalidOption, TensorInfo
+from elsa_format import File, InputChanged, InvalidOption, TensorInfo, TensorMismatch
 from elsa_format.plugins import LevelLike, LevelNumber, weights_file
 
 CHUNK = 4 << 20
@@ -86,34 +93,47 @@ class Levels:
         try:
             refuse_one_level(self.file)
             load_level(model, self.file, level, strict=strict)
-            own, _ = match(model, self.file, strict=strict)
-            weights = packed_weights(source, self.file)
+            pairs, _ = match(model, self.file, strict=strict)
+            self._weights = packed_weights(source, self.file)
         except BaseException:
             self.file.close()
             raise
-        self._packed = [
-            Packed(
-                weights[name], torch_dtype(self.file.network.tensors[name], self.file.path), tensor
-            )
-            for name, tensor in own.items()
-            if name in weights
-        ]
-        self._varying = {name: own[name] for name in self.file.per_level if name in own}
+        changing = self._weights.keys() | set(self.file.per_level)
+        self._model, self._closed = model, False
+        self._held = {pair.held: pair.stored for pair in pairs if pair.stored in changing}
         self.level: LevelNumber = level_of(self.file, level)
         """The level the module is at: its number, or "dense"."""
 
     def use(self, level: LevelLike) -> None:
         """Switch the module to a level: its nested and per-level tensors are written anew."""
+        if self._closed:
+            raise ValueError(f"{self.file.path}: is closed")
         number = level_of(self.file, level)
-        variants = {}
-        for name in self._varying:  # read first: nothing is written if that fails
-            info = self.file.network.tensors[name]
-            variants[name] = torch.empty(info.shape, dtype=torch_dtype(info, self.file.path))
-            read_into(self.file, name, number, variants[name])
-        show(self._packed, self.file.bits, number)
-        for name, tensor in self._varying.items():
-            tensor.detach().copy_(variants[name])
+        packed, varying = [], []
+        for held, tensor in self._tensors().items():  # read first: a failure writes nothing
+            name = self._held[held]
+            dtype = torch_dtype(self.file.network.tensors[name], self.file.path)
+            if name in self._weights:
+                packed.append(Packed(self._weights[name], dtype, tensor))
+            else:
+                varying.append((tensor, torch.empty(tensor.shape, dtype=dtype)))
+                read_into(self.file, name, number, varying[-1][1])
+        show(packed, self.file.bits, number)
+        for tensor, variant in varying:
+            tensor.detach().copy_(variant)
         self.level = number
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """The module's tensors that change, which may be others than when it was attached."""
+        own = tensors_of(self._model, self._held.keys())
+        for held, name in self._held.items():
+            expected = self.file.network.tensors[name].shape
+            found = own.get(held)
+            if found is None or found.is_meta or tuple(found.shape) != expected:
+                raise TensorMismatch(
+                    f"{self.file.path}: the model's {held!r} is not as it was when it was attached"
+                )
+        return {held: own[held] for held in self._held}
 
     @contextmanager
     def at(self, level: LevelLike) -> Iterator[None]:
@@ -127,7 +147,7 @@ class Levels:
 
     def close(self) -> None:
         """Close the file; the module stays at its level."""
-        self._packed, self._varying = [], {}
+        self._weights, self._closed = {}, True
         self.file.close()
 
     def __enter__(self) -> Self:
@@ -182,8 +202,8 @@ def packed_weights(source: Any, file: File) -> Mapping[str, NDArray[Any]]:
     weights: dict[str, NDArray[Any]] = {}
     for path in _local_files(source):
         with elsa_format.open(path) as part:
-            if part.network.header.data_start + part.data_size != part.file_size:
-                continue  # a delivery file, which holds no tensor as it is
+            if is_delivery(part):
+                continue
             tensors = part.network.tensors
             for name, stored in stored_bytes(path, part).items():
                 if part.profile.checksums.get(name) != file.profile.checksums.get(name):
@@ -194,6 +214,11 @@ def packed_weights(source: Any, file: File) -> Mapping[str, NDArray[Any]]:
         if name not in weights:
             weights[name] = file.tensor(name).reshape(-1)
     return weights
+
+
+def is_delivery(file: File) -> bool:
+    """Whether a file is a delivery file, which holds no tensor as it is."""
+    return file.network.header.data_start + file.data_size != file.file_size
 
 
 def stored_bytes(path: Path, file: File) -> dict[str, NDArray[np.uint8]]:

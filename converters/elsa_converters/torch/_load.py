@@ -1,17 +1,26 @@
 """A level as a state dict, or straight into a module's own memory."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 import elsa_format
 from elsa_converters.torch._tensors import as_tensor, memory, read_into, run, torch_dtype
-from elsa_format import File, TensorMismatch
+from elsa_format import File, InvalidOption, TensorMismatch
 from elsa_format.plugins import LevelLike, LevelNumber
+
+
+class Pair(NamedTuple):
+    """A tensor of a file, and the one of the model that it is loaded into, by their names."""
+
+    stored: str
+    held: str
+    tensor: Tensor
 
 
 class Unmatched(NamedTuple):
@@ -54,10 +63,8 @@ def state_dict(
             torch_dtype(info, file.path)
         loaded = file.load(level_of(file, level))
         found = {n: as_tensor(a, tensors[n], file.path) for n, a in loaded.items()}
-        # Names of tied weights, as safetensors.torch.save_model leaves them.
-        for name, kept in file.metadata.items():
-            if name != "format" and name not in found and kept in found:
-                found[name] = found[kept]
+        for name, kept in _aliases(file).items():
+            found[name] = found[kept]
     return found
 
 
@@ -86,28 +93,28 @@ def load_level(
     """
     with opened(source, verify=verify) as file:
         number = level_of(file, level)
-        own, unmatched = match(model, file, strict=strict)
+        pairs, unmatched = match(model, file, strict=strict)
         tensors = file.network.tensors
         fresh = {  # made here: what threads allocate is not used again
             id(tensor): torch.empty(tensor.shape, dtype=torch_dtype(tensors[name], file.path))
-            for name, tensor in own.items()
+            for name, _, tensor in pairs
             if tensor.is_meta
         }
 
-        def load_one(name: str) -> None:
-            tensor, dtype = own[name], torch_dtype(tensors[name], file.path)
-            tensor = fresh.get(id(tensor), tensor)
+        def load_one(pair: Pair) -> None:
+            dtype = torch_dtype(tensors[pair.stored], file.path)
+            tensor = fresh.get(id(pair.tensor), pair.tensor)
             if is_plain(tensor, dtype):
-                read_into(file, name, number, tensor)
+                read_into(file, pair.stored, number, tensor)
             else:
                 read = torch.empty(tensor.shape, dtype=dtype)
-                read_into(file, name, number, read)
+                read_into(file, pair.stored, number, read)
                 tensor.detach().copy_(read)
 
-        names = sorted(own, key=lambda name: -tensors[name].nbytes)
-        run(load_one, names, file.data_size)
+        largest_first = sorted(pairs, key=lambda pair: -tensors[pair.stored].nbytes)
+        run(load_one, largest_first, file.data_size)
     _replace(model, fresh)
-    changed(tensor for tensor in own.values() if not tensor.is_meta)
+    changed(pair.tensor for pair in pairs if not pair.tensor.is_meta)
     return unmatched
 
 
@@ -116,45 +123,75 @@ def level_of(file: File, level: LevelLike) -> LevelNumber:
     return file.network.stated(file.network.level_number(level))
 
 
-def match(model: nn.Module, file: File, *, strict: bool) -> tuple[dict[str, Tensor], Unmatched]:
-    """The model's tensor for each of the file's; of those on the same memory, the first."""
-    model = unwrapped(model)
-    tensors = {
-        name: tensor
-        for name, tensor in model.state_dict(keep_vars=True).items()
-        if isinstance(tensor, Tensor)  # not the extra state of a module
-    }
+def tensors_of(model: nn.Module, stored: Collection[str]) -> dict[str, Tensor]:
+    """The model's tensors: by the names they have outside all wrappers, if a file has none inside.
+
+    What was saved of a wrapped model has names like `module.layer.weight`.
+    """
+    inner = unwrapped(model)
+    named = inner.state_dict(keep_vars=True)
+    if inner is not model and not named.keys() & stored:
+        outer = model.state_dict(keep_vars=True)
+        named = outer if outer.keys() & stored else named
+    # Not the extra state of a module.
+    return {name: tensor for name, tensor in named.items() if isinstance(tensor, Tensor)}
+
+
+def _aliases(file: File) -> dict[str, str]:
+    """Other names of tied tensors, as safetensors.torch.save_model leaves them."""
     stored = file.network.tensors
+    return {
+        name: kept
+        for name, kept in file.metadata.items()
+        if name != "format" and name not in stored and kept in stored
+    }
+
+
+def match(model: nn.Module, file: File, *, strict: bool) -> tuple[list[Pair], Unmatched]:
+    """The model's tensors and the file's; of the model's on the same memory, the first."""
+    stored, aliases = file.network.tensors, _aliases(file)
+    tensors = tensors_of(model, stored.keys())
     tied: dict[object, list[str]] = defaultdict(list)
     for name, tensor in tensors.items():
+        _refuse_unwritable(name, tensor)
         tied[memory(tensor)].append(name)
-    own: dict[str, Tensor] = {}
+    pairs: list[Pair] = []
     missing = []
     for names in tied.values():
-        held = [name for name in names if name in stored]
-        if not held:
+        known = {name: aliases.get(name, name) for name in names if name in stored.keys() | aliases}
+        if not known:
             missing += names
             continue
-        first = held[0]
-        for other in held[1:]:
+        held, first = next(iter(known.items()))
+        for other in known.values():
             if _identity(file, first) != _identity(file, other):
                 raise TensorMismatch(
                     f"{file.path}: tensors {first!r} and {other!r} differ, but are one in the model"
                 )
-        found, expected = tuple(tensors[first].shape), stored[first].shape
+        found, expected = tuple(tensors[held].shape), stored[first].shape
         if found != expected:
             raise TensorMismatch(
                 f"{file.path}: tensor {first!r}: shape {list(expected)}, "
                 f"the model has {list(found)}"
             )
         torch_dtype(stored[first], file.path)
-        own[first] = tensors[first]
+        pairs.append(Pair(first, held, tensors[held]))
     unmatched = Unmatched(missing, [name for name in stored if name not in tensors])
     if strict and any(unmatched):
         raise TensorMismatch(
             f"{file.path}: {_difference(unmatched)}", "{strict} allows it", strict=False
         )
-    return own, unmatched
+    return pairs, unmatched
+
+
+def _refuse_unwritable(name: str, tensor: Tensor) -> None:
+    """Refuse what can't be loaded into before anything is written."""
+    if is_lazy(tensor):
+        raise InvalidOption(f"the model's {name!r} has no shape before the first forward")
+    if any(
+        size > 1 and step == 0 for size, step in zip(tensor.shape, tensor.stride(), strict=True)
+    ):
+        raise InvalidOption(f"the model's {name!r} is expanded from less memory; clone() it first")
 
 
 def _difference(unmatched: Unmatched) -> str:
@@ -174,7 +211,12 @@ def _identity(file: File, name: str) -> object:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The module in the wrappers of torch.compile and of data parallelism."""
+    """The module in the wrappers of torch.compile and of data parallelism.
+
+    >>> linear = nn.Linear(2, 2)
+    >>> unwrapped(nn.DataParallel(linear)) is linear
+    True
+    """
     wrappers = (nn.DataParallel, nn.parallel.DistributedDataParallel)
     while True:
         inner = getattr(model, "_orig_mod", None)

@@ -14,8 +14,14 @@ from transformers import PreTrainedModel
 
 import elsa_format
 from elsa_converters.torch import state_dict
-from elsa_converters.torch._levels import Packed, as_weights, refuse_one_level, show, stored_bytes
-from elsa_converters.torch._load import changed, level_of
+from elsa_converters.torch._levels import (
+    Packed,
+    as_weights,
+    is_delivery,
+    show,
+    stored_bytes,
+)
+from elsa_converters.torch._load import changed, level_of, unwrapped
 from elsa_converters.torch._tensors import (
     as_array,
     as_tensor,
@@ -50,8 +56,14 @@ class Network:
         self.per_level: dict[str, File] = {}
         for path in paths:
             file = elsa_format.open(path)
-            refuse_one_level(file)
             self.files.append(file)
+            if file.network.only_level() is not None:
+                raise InvalidOption(f"{path}: holds one level only; load it without ElsaConfig")
+            if is_delivery(file):
+                raise InvalidOption(
+                    f"{path}: is a delivery file, which transformers cannot read; extract a level "
+                    "of its directory first, or load_level it into a model"
+                )
             self.profile = file.profile
             self.infos |= file.tensors
             self.content |= stored_bytes(Path(path), file)
@@ -238,6 +250,7 @@ def use_level(model: PreTrainedModel, level: LevelLike) -> None:
     >>> int((model.model.layers[0].mlp.up_proj.weight != 0).sum())
     1024
     """
+    model = unwrapped(model)
     levels = _of(model)
     network = levels.network
     number = network.level_of(level)

@@ -9,7 +9,7 @@ from transformers.quantizers import HfQuantizer, register_quantization_config, r
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from elsa_converters.transformers._levels import LEVELS, ModelLevels, Network, places_of
-from elsa_format import InvalidCheckpoint
+from elsa_format import InvalidCheckpoint, TensorMismatch
 from elsa_format.plugins import LevelLike, LevelNumber
 
 
@@ -39,6 +39,7 @@ class ElsaQuantizer(HfQuantizer):
     network: Network
     level: LevelNumber
     wanted: dict[str, torch.dtype]
+    shapes: dict[str, torch.Size]
 
     def _process_model_before_weight_loading(
         self, model: PreTrainedModel, checkpoint_files: list[str] | None = None, **_: Any
@@ -57,6 +58,7 @@ class ElsaQuantizer(HfQuantizer):
         # Merged weights are masked after loading, so they must not be cast before.
         self.wanted = {}
         own = model.state_dict(keep_vars=True)
+        self.shapes = {name: tensor.shape for name, tensor in own.items()}
         places = places_of(model, self.network, get_model_conversion_mapping(model))
         for place in ModelLevels(model, self.network, places).converted:
             for held in place.held:
@@ -67,6 +69,7 @@ class ElsaQuantizer(HfQuantizer):
     def _process_model_after_weight_loading(
         self, model: PreTrainedModel, **_: Any
     ) -> PreTrainedModel:
+        self._refuse_other_shapes(model)
         places = places_of(model, self.network, model._weight_conversions or [])
         levels = ModelLevels(model, self.network, places)
         levels.mask_converted(model, self.level, self.wanted)
@@ -74,6 +77,16 @@ class ElsaQuantizer(HfQuantizer):
         LEVELS[model] = levels
         self._leave(model)
         return model
+
+    def _refuse_other_shapes(self, model: PreTrainedModel) -> None:
+        """Compare shapes, which transformers leaves to the plug-in, and takes those of the file."""
+        for name, tensor in model.state_dict().items():
+            if tensor.shape != self.shapes.get(name, tensor.shape):
+                raise TensorMismatch(
+                    f"{self.network.where}: {name!r} has shape {list(tensor.shape)}, by the config "
+                    f"it is {list(self.shapes[name])}; for another head, extract the level, and "
+                    "load that with ignore_mismatched_sizes=True"
+                )
 
     def _leave(self, model: PreTrainedModel) -> None:
         """What is left is an ordinary model: it trains, casts and saves like one."""

@@ -8,8 +8,6 @@
 
 #include <string.h>
 
-static const char *const NO_MEMORY = "out of memory";
-
 bool elsa_conv_size(const elsa_layer *layer, const int64_t in[2], int64_t out[2])
 {
     for (int i = 0; i < 2; i++) {
@@ -116,7 +114,7 @@ const char *elsa_conv(elsa_layer *layer, const elsa_host *host, const float *x, 
     bool kept;
     elsa_plan *plan = elsa_planned(layer, &g, &kept);
     float *planes = size ? host->take(host, size) : NULL;
-    const char *problem = !plan || (size && !planes) ? NO_MEMORY : NULL;
+    const char *problem = !plan || (size && !planes) ? ELSA_NO_MEMORY : NULL;
     padding job = {.layer = layer, .planes = planes, .in = {in[0], in[1]}, .rows = rows,
                    .pitch = g.pitch, .phases = g.phases, .tasks = elsa_tasks((double)size / 4)};
     job.tasks = (size_t)elsa_smaller((int64_t)job.tasks, layer->channels);

@@ -10,15 +10,13 @@
 #define UNROLLED _Pragma("GCC unroll 16")
 #endif
 
-enum {
-    AHEAD = 512,       /* values that are fetched before they are needed */
-    CACHED = 256 << 10, /* at most so many values are in the cache from the last run */
-};
+enum { AHEAD = 512 }; /* values that are fetched before they are needed */
 
 /* Where share `i` of `count` equal shares of the whole begins. */
 static int64_t elsa_share(int64_t whole, size_t i, size_t count)
 {
-    return (int64_t)((uint64_t)whole * i / count); /* at most 2^31 times some dozens */
+    /* Rows of weights (31 bits) by some dozens, or vectors in memory by fewer blocks of them: both fit. */
+    return (int64_t)((uint64_t)whole * i / count);
 }
 
 #define JOIN_(a, b, c) a##_##b##_##c

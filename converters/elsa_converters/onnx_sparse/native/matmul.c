@@ -4,11 +4,10 @@
 
 enum {
     FEW = 4,          /* rows from which packing them pays */
-    TASK = 60 * 1000, /* multiplications worth a task of their own */
+    TASK = 60 * 1000, /* multiplications, in vectors, worth a task of their own: about 2 microseconds */
+    SCALAR = 8,       /* what a multiplication costs for which one number is fetched at a time */
     MOST_TASKS = 8,
 };
-
-static const char *const NO_MEMORY = "out of memory";
 
 size_t elsa_tasks(double work)
 {
@@ -29,7 +28,7 @@ const char *elsa_multiply(elsa_layer *layer, const elsa_plan *plan, const elsa_h
     job.row_parts = (wanted + job.blocks - 1) / job.blocks;
     job.row_parts = (size_t)elsa_smaller((int64_t)job.row_parts, layer->outputs);
     host->run(host, kernels->spmm[layer->half], job.blocks * job.row_parts, &job);
-    return atomic_load(&job.failed) ? NO_MEMORY : NULL;
+    return atomic_load(&job.failed) ? ELSA_NO_MEMORY : NULL;
 }
 
 /* For n:m each vector of values meets m vectors of candidates, out of which the codes choose. */
@@ -47,7 +46,7 @@ static const char *few_rows(elsa_layer *layer, const elsa_host *host, const floa
 {
     const elsa_kernels *kernels = elsa_chosen();
     elsa_gemv job = {.layer = layer, .x = x, .sum = sum, .y = y, .rows = rows};
-    job.tasks = elsa_tasks((double)layer->count * (double)rows * 2);
+    job.tasks = elsa_tasks((double)layer->count * (double)rows * SCALAR);
     job.tasks = (size_t)elsa_smaller((int64_t)job.tasks, layer->outputs);
     if (layer->starts) {
         host->run(host, kernels->gemv[layer->half], job.tasks, &job);
@@ -61,7 +60,7 @@ static const char *few_rows(elsa_layer *layer, const elsa_host *host, const floa
     int64_t width = elsa_columns(layer), wide = width * layer->n;
     char *taken = host->take(host, (size_t)(rows * wide + ELSA_LINE) * sizeof(float));
     if (!taken)
-        return NO_MEMORY;
+        return ELSA_NO_MEMORY;
     float *aligned = (float *)(void *)(taken + (-(uintptr_t)taken & 63));
     for (int64_t j = 0; j < rows; j++)
         spread(layer, kernels->lanes, x + j * width, aligned + j * wide);
@@ -81,7 +80,7 @@ const char *elsa_matmul(elsa_layer *layer, const elsa_host *host, const float *x
     bool kept;
     elsa_plan *plan = elsa_planned(layer, &g, &kept);
     if (!plan)
-        return NO_MEMORY;
+        return ELSA_NO_MEMORY;
     const char *problem = elsa_multiply(layer, plan, host, x, sum, y);
     if (!kept)
         elsa_unplan(plan);

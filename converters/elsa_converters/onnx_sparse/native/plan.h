@@ -4,6 +4,8 @@
 
 #include "sparse.h"
 
+#define ELSA_NO_MEMORY "out of memory"
+
 typedef struct {
     int64_t key[2]; /* tells it from the same layer's others */
     bool transposed;

@@ -1,4 +1,4 @@
-"""The progress line: how much is done, how fast, and how long it will take."""
+"""The progress line: how much is done, how fast, and how long it will take, as people read it."""
 
 import contextlib
 import math
@@ -9,8 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TextIO
 
-from elsa_format._cli._terminal import show_size
-
+UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 PERIOD = 0.1
 """Seconds between two lines."""
 FIRST, SURE = 1.0, 3.0
@@ -95,6 +94,20 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(math.ceil(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def show_size(size: float) -> str:
+    """A size as people read it.
+
+    >>> show_size(46_200_000), show_size(999_999_999)
+    ('46.2 MB', '1 GB')
+    """
+    for unit, scale in reversed(list(UNITS.items())):
+        number = size / scale
+        if number >= 0.9995 and unit:
+            digits = f"{number:.3g}" if number < 999.5 else f"{number:.0f}"
+            return f"{digits} {unit.replace('K', 'k')}B"
+    return f"{size:.0f} B"
 
 
 def _can_print(text: str, stream: TextIO) -> bool:

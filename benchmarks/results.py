@@ -1,0 +1,187 @@
+"""Train every network of docs/results.md and write its tables: `make results`.
+
+Each run is a command that can be given by hand. What is finished is left alone, what was stopped
+goes on, so that this can be stopped and started at any time. Parts are named on the command line
+(`make results PARTS="digits-global digits-nm"`); without names, all whose data is there.
+"""
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from elsa_train._measure import ACCURACY, LOSS, Measure
+from elsa_train._report import Row, mean_std
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "results.md"
+RUNS = Path("runs/results")
+FASHION = "fashion-mnist --data-dir {fashion} --width 8 --train-images 30000 --epochs 2 "
+FASHION += "--sparsify-epochs 1 --densify-epochs 0.5 --warmup-epochs 0.2 --mask-every 5"
+CIFAR = "cifar10-speedyresnet --data-dir {cifar10} --width 8 --train-images 25000 --epochs 3 "
+CIFAR += "--sparsify-epochs 1.5 --densify-epochs 0.5 --warmup-epochs 0.3 --mask-every 5"
+
+
+@dataclass(frozen=True)
+class Command:
+    """One `elsa-train`, and which of its measures are columns of the table."""
+
+    name: str
+    words: str
+    columns: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A table of the page, and about how long it takes on two idle cores."""
+
+    name: str
+    minutes: int
+    commands: tuple[Command, ...]
+    measure: Measure = ACCURACY
+
+
+def part(
+    name: str,
+    words: str,
+    minutes: int,
+    *,
+    seeds: int,
+    alone: str = "",
+    densify: bool = False,
+    measure: Measure = ACCURACY,
+) -> Part:
+    """Lay out a table: the two methods and their references, densify at the paper's rate too."""
+    words += f" --seeds {seeds} --plot none"
+    commands = [
+        Command("sequential", f"{words} --reference", (("elsa", "sequential"), PRUNED)),
+        Command(
+            "joint",
+            f"{words} --method joint --alone{alone}",
+            (("elsa", "joint"), ("alone", "alone, equal steps")),
+        ),
+    ]
+    if densify:
+        slow = Command("slow", f"{words} --densify-factor 0.01", (("elsa", "sequential, ×0.01"),))
+        commands.insert(1, slow)
+    return Part(name, minutes, tuple(commands), measure)
+
+
+PRUNED = ("reference", "pruned from its initial network")
+SOME = " --alone-levels 99%,95%,90%,50%,dense"
+PARTS = (
+    part("digits-global", "digits", 22, seeds=4, densify=True),
+    part("digits-sparse", "digits --levels 99,98,97", 19, seeds=4),
+    part("digits-uniform", "digits --scope uniform", 19, seeds=4),
+    part("digits-nm", "digits --scope nm", 19, seeds=4),
+    part("text", "text-gpt", 120, seeds=3, measure=LOSS),
+    part("digits-50-levels", "digits --levels 99..50", 55, seeds=1, alone=SOME),
+    part("fashion-mnist", FASHION, 165, seeds=3, densify=True),
+    part("cifar10", CIFAR, 150, seeds=3),
+)
+
+
+def rows_of(folder: Path) -> list[list[Row]]:
+    """Read what a command has measured so far, a list of rows for each finished seed."""
+    found = []
+    for path in sorted(folder.glob("seed-*/results.json")):
+        found.append([Row(**row) for row in json.loads(path.read_text("utf-8"))["rows"]])
+    return found
+
+
+def table(wanted: Part) -> str:
+    """Write the table of what has finished, empty if nothing has."""
+    runs = [(command, rows_of(RUNS / wanted.name / command.name)) for command in wanted.commands]
+    heads, columns, notes = [], [], []
+    for command, seeds in runs:
+        if not seeds:
+            notes.append(f"`{command.name}` was not run.")
+            continue
+        for column, head in command.columns:
+            if all(getattr(row, column) is None for row in seeds[0]):
+                continue
+            heads.append(f"{head} ({len(seeds)})")
+            columns.append(
+                [
+                    mean_std([getattr(row, column) for row in rows])
+                    for rows in zip(*seeds, strict=True)
+                ]
+            )
+    if not columns:
+        return "Not run yet.\n"
+    seeds = next(seeds for _, seeds in runs if seeds)
+    lines = [f"| level | actual sparsity | {' | '.join(heads)} |"]
+    lines.append("| --- " * (len(heads) + 2) + "|")
+    for i, rows in enumerate(zip(*seeds, strict=True)):
+        level = rows[0].level
+        sparsity = "" if level == "dense" else f"{fmean(row.sparsity for row in rows):.4%}"
+        cells = []
+        for column in columns:
+            pair = column[i]
+            shown = "" if pair is None else wanted.measure.show(pair[0])
+            if pair is not None and len(seeds) > 1:
+                shown += f" ± {wanted.measure.show(pair[1])}"
+            cells.append(shown)
+        lines.append(f"| {level} | {sparsity} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", *notes]).rstrip() + "\n"
+
+
+def words_of(wanted: Part, command: Command) -> str:
+    """Return a command as the page shows it."""
+    return f"elsa-train {command.words} -o {RUNS / wanted.name / command.name}"
+
+
+def write_page() -> None:
+    """Put commands and tables between their marks in the page."""
+    text = PAGE.read_text("utf-8")
+    for wanted in PARTS:
+        start, end = f"<!-- {wanted.name} -->\n", f"<!-- end of {wanted.name} -->"
+        before, found, rest = text.partition(start)
+        if not found or end not in rest:
+            raise SystemExit(f"{PAGE}: has no marks for {wanted.name}")
+        shown = "\n".join(words_of(wanted, command) for command in wanted.commands)
+        shown = shown.replace("{fashion}", "FASHION").replace("{cifar10}", "CIFAR10")
+        body = f"```text\n{shown}\n```\n\n{table(wanted)}"
+        text = f"{before}{start}{body}{end}{rest.partition(end)[2]}"
+    PAGE.write_text(text, "utf-8")
+
+
+def main() -> None:
+    """Train what is asked for, and write the page after each run."""
+    parser = argparse.ArgumentParser(prog="make results", description=__doc__)
+    parser.add_argument("parts", nargs="*", metavar="PART", help="names; without any, all")
+    parser.add_argument("--list", action="store_true", help="tell how long each part takes")
+    parser.add_argument("--page", action="store_true", help="write the page only, train nothing")
+    parser.add_argument("--fashion", default="/usr/share/datasets/fashion-mnist", metavar="DIR")
+    parser.add_argument("--cifar10", default="cifar-10-batches-bin", metavar="DIR")
+    given = parser.parse_args()
+    known = {known.name: known for known in PARTS}
+    if unknown := set(given.parts) - set(known):
+        parser.error(f"no part {min(unknown)!r}; there are {', '.join(known)}")
+    if given.list:
+        for wanted in PARTS:
+            print(f"{wanted.name:<18} about {wanted.minutes} minutes on two idle cores")
+        return
+    for wanted in [] if given.page else [known[name] for name in given.parts] or PARTS:
+        for command in wanted.commands:
+            words = words_of(wanted, command)
+            for name in ("fashion", "cifar10"):
+                folder = getattr(given, name)
+                if f"{{{name}}}" in words and not Path(folder).exists():
+                    print(f"{wanted.name}: {folder} is not there; see docs/results.md")
+                    break
+                words = words.replace(f"{{{name}}}", folder)
+            else:
+                print(f"$ {words}", flush=True)
+                program = [sys.executable, "-c", "from elsa_train._cli import main; main()"]
+                subprocess.run([*program, *shlex.split(words)[1:]], cwd=ROOT, check=True)
+                write_page()
+    write_page()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""A model directory to fetch: what its list says, and its side files, which appear whole."""
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from elsa_format._container import listing as _listing
+from elsa_format._container.header import read_exactly
+from elsa_format._container.index import is_url
+from elsa_format._container.listing import Entry
+from elsa_format._errors import (
+    ChecksumMismatch,
+    InvalidIndex,
+    OutputExists,
+    RemoteError,
+    UnsafePath,
+)
+from elsa_format._output.atomic import AtomicFile, new_folders
+from elsa_format._output.directory import list_directory
+from elsa_format._storage import open_storage
+from elsa_format._storage.directory import is_directory, weights_file
+from elsa_format._storage.shards import shard_source
+from elsa_format._threads import Meter
+
+COPIED = 1 << 20
+"""Bytes copied at a time."""
+
+
+@dataclass(frozen=True)
+class SideFile:
+    """A file that is to be there: where it goes, what it holds, and where that comes from."""
+
+    path: Path
+    entry: Entry
+    source: str | os.PathLike[str] | bytes
+    where: str
+    """The source, for messages."""
+
+    @classmethod
+    def of(cls, path: Path, content: bytes, where: str) -> "SideFile":
+        """For what is at hand."""
+        entry = Entry(len(content), hashlib.sha256(content).hexdigest())
+        return cls(path, entry, content, where)
+
+    def is_there(self) -> bool:
+        """Whether the file holds what it should."""
+        if not self.path.is_file() or self.path.stat().st_size != self.entry.size:
+            return False
+        with self.path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == self.entry.sha256
+
+    def bring(self, meter: Meter, *, force: bool) -> None:
+        """Let the file appear, if its bytes are those that are expected."""
+        with new_folders(self.path.parent), contextlib.ExitStack() as stack:
+            out = AtomicFile(self.path, force=force)
+            stack.callback(out.discard)
+            found, size = hashlib.sha256(), 0
+            for data in self._blocks(stack):
+                out.write_at(size, data)
+                found.update(data)
+                size += len(data)
+                meter.tick(len(data))
+            if (size, found.hexdigest()) != (self.entry.size, self.entry.sha256):
+                raise ChecksumMismatch(
+                    f"{self.where}: {size} bytes with SHA-256 {found.hexdigest()}, expected "
+                    f"{self.entry.size} with {self.entry.sha256}, as {_listing.NAME} says"
+                )
+            out.commit()
+
+    def _blocks(self, stack: contextlib.ExitStack) -> Iterable[bytes]:
+        if isinstance(self.source, bytes):
+            yield self.source
+            return
+        storage = stack.enter_context(contextlib.closing(open_storage(self.source)))
+        stop = self.entry.size + 1  # what is longer is seen, and not read to its end
+        reader = stack.enter_context(contextlib.closing(storage.reader(0, stop)))
+        while data := reader.read(COPIED):
+            yield data
+
+
+class Folder:
+    """A model directory, here or at a URL that ends in a slash, by its list.
+
+    One that is here needs no list: then it is made.
+    """
+
+    def __init__(self, source: str | os.PathLike[str]) -> None:
+        self.source = source
+        if is_url(source):
+            self._raw, self.where = _read(self._place(_listing.NAME))
+            self._listing = _listing.parse(self._raw, self.where)
+            return
+        path = Path(source, _listing.NAME)
+        self.where = os.fspath(path)
+        if path.is_file():
+            self._raw, _ = _read(path)
+            self._listing = _listing.parse(self._raw, self.where)
+        else:
+            self._listing = list_directory(Path(source), weights_file(source).name)
+            self._raw = self._listing.to_bytes()
+
+    @property
+    def weights_name(self) -> str:
+        """The name of the delivery file, or of the index of several."""
+        return self._listing.weights
+
+    @property
+    def weights(self) -> str | os.PathLike[str]:
+        """Its path or URL."""
+        return self._place(self.weights_name)
+
+    def side_files(self, out: Path) -> list[SideFile]:
+        """All other files but shards, as they are to be in a directory; the list is the last."""
+        inside = os.path.join(os.path.realpath(out), "")
+        found = []
+        for name, entry in self._listing.files.items():
+            path = out / name
+            if not os.path.join(os.path.realpath(path.parent), "").startswith(inside):
+                raise UnsafePath(f"{path}: a link leaves the directory {out}")
+            place = self._place(name)
+            found.append(SideFile(path, entry, place, _name(place)))
+        return [*found, SideFile.of(out / _listing.NAME, self._raw, self.where)]
+
+    def _place(self, name: str) -> str | os.PathLike[str]:
+        if not is_url(self.source):
+            return Path(self.source, name)
+        place = shard_source(self.source, name)
+        assert isinstance(place, str)
+        return place
+
+
+def is_folder(source: str | os.PathLike[str]) -> bool:
+    """Whether a source is a directory on this machine, or a URL that ends in a slash."""
+    if is_url(source):
+        return os.fspath(source).partition("#")[0].partition("?")[0].endswith("/")
+    return is_directory(source)
+
+
+def missing(files: list[SideFile], others: Iterable[Path], *, force: bool) -> list[SideFile]:
+    """The files that are to be brought; those that are there must not hold anything else.
+
+    None has the name of one of the `others`, which hold weights.
+    """
+    taken = {os.path.realpath(path) for path in others}
+    for file in files:
+        if os.path.realpath(file.path) in taken:
+            raise InvalidIndex(f"{file.where}: has the name of a file with weights")
+    wanted = [file for file in files if not file.is_there()]
+    for file in wanted:
+        if os.path.lexists(file.path) and not force:
+            raise OutputExists(
+                f"{file.path}: is another file than {file.where}", "{force} replaces it", force=True
+            )
+    return wanted
+
+
+def _read(place: str | os.PathLike[str]) -> tuple[bytes, str]:
+    """A list, and where it is."""
+    try:
+        with contextlib.closing(open_storage(place)) as storage:
+            with contextlib.closing(storage.reader(0, _listing.MAX_SIZE + 1)) as reader:
+                raw = read_exactly(reader, _listing.MAX_SIZE + 1)
+            if len(raw) > _listing.MAX_SIZE:
+                raise InvalidIndex(f"{storage.name}: more than {_listing.MAX_SIZE} bytes")
+            return raw, storage.name
+    except RemoteError as error:
+        if "answered 40" not in str(error):
+            raise
+        raise RemoteError(
+            error.message,
+            "{ship()} of a model directory writes this list of its files; where there is none, "
+            "give the URL of the delivery file or index",
+        ) from None
+
+
+def _name(place: str | os.PathLike[str]) -> str:
+    if not is_url(place):
+        return os.fspath(place)
+    from elsa_format._storage.http_client import redact  # only where there are URLs
+
+    return redact(os.fspath(place))

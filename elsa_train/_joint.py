@@ -1,0 +1,177 @@
+"""Joint training: every level at once, nothing frozen before the end.
+
+A file needs nested masks and weights that levels share; freezing is one way to get them. Here all
+prunable weights are ranked together from time to time, the counter of a weight is the first level
+whose budget covers its rank, and each step trains one level, or the dense network.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from elsa_train import _method
+from elsa_train._errors import InfeasibleTraining
+from elsa_train._levels import Level
+from elsa_train._multilevel import Network, Result, multi_level
+from elsa_train._schedule import Schedule
+from elsa_train._sparsify import Scope
+
+PyTree = Any
+DENSE = 0
+"""Stands for the dense network where a level's number is asked for."""
+
+
+def masked(params: PyTree, counters: PyTree, t: int | jax.Array) -> PyTree:
+    """Return the weights that level t has, the others zero; DENSE has all.
+
+    Inside a loss its gradient is zero where a level has no weight.
+
+    >>> params, n = {"kernel": jnp.array([0.5, -2.0, 3.0])}, {"kernel": jnp.array([0, 2, 1])}
+    >>> masked(params, n, 1)["kernel"].tolist(), masked(params, n, DENSE)["kernel"].tolist()
+    ([0.0, 0.0, 3.0], [0.5, -2.0, 3.0])
+    """
+
+    def leaf(p: jax.Array, n: jax.Array) -> jax.Array:
+        return jnp.where((t == DENSE) | ((n > 0) & (n <= t)), p, jnp.zeros_like(p))
+
+    return jax.tree.map(leaf, params, counters)
+
+
+def usual_shares(levels: int) -> tuple[int, ...]:
+    """Return how many steps of a round each level gets, the dense network last.
+
+    Three eighths go to the sparsest level, which loses most when others move its weights, one to
+    the dense network, and the rest to the levels between, the sparser the more.
+
+    >>> usual_shares(3), usual_shares(1), usual_shares(0)
+    ((8, 6, 4, 2), (3, 1), (1,))
+    """
+    if levels < 2:
+        return (3, 1) if levels else (1,)
+    between = [4 * levels // t for t in range(2, levels + 1)]
+    return (round(0.75 * sum(between)), *between, max(1, round(0.25 * sum(between))))
+
+
+@dataclass(frozen=True)
+class Joint:
+    """Which weights the levels have at a step, and which level a step trains.
+
+    `shares` says how many steps of a round each level gets, in the levels' order, the dense
+    network last (default: `usual_shares`); a round is shuffled anew each time.
+
+    >>> joint = Joint(Scope(), (Level("75%", 0.75), Level("50%", 0.5)), Schedule(0, 0, 1))
+    >>> params = {"kernel": jnp.array([0.5, -2.0, 0.1, 3.0]), "bias": jnp.zeros(1)}
+    >>> joint.rank(params, step=0)["kernel"].tolist()
+    [0, 2, 0, 1]
+    >>> sorted(joint.draw(step, seed=(0,)) for step in range(8))
+    [0, 1, 1, 1, 2, 2, 2, 2]
+    """
+
+    scope: Scope
+    levels: tuple[Level, ...]
+    schedule: Schedule
+    shares: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse shares that fit no level."""
+        if self.shares and (
+            len(self.shares) != len(self.levels) + 1
+            or min(self.shares) < 0
+            or sum(self.shares) == 0
+        ):
+            raise InfeasibleTraining(
+                f"shares: found {list(self.shares)}, expected {len(self.levels) + 1} whole "
+                "numbers: one for each level, then the dense network's"
+            )
+
+    def start(self, params: PyTree) -> PyTree:
+        """Return the counters before the first ranking: every level has every weight."""
+        return jax.tree.map(lambda p: jnp.ones(p.shape, jnp.uint8), params)
+
+    def updates_at(self, step: int) -> bool:
+        """Tell whether weights are ranked before this step."""
+        return bool(self.levels) and self.schedule.updates_at(step)
+
+    def rank(self, params: PyTree, step: int) -> PyTree:
+        """Return the counters from this step on: 0 for weights that no level has."""
+        full = self.scope.budgets(params, Level("dense", 0.0))
+        progress = self.schedule.progress(step)
+        scores = jax.tree.map(jnp.abs, params)
+        n = _method.counters(params)
+        for t, level in enumerate(self.levels, 1):
+            final = self.scope.budgets(params, level)
+            budgets = [round(a - (a - b) * progress) for a, b in zip(full, final, strict=True)]
+            # What sparser levels have counts as frozen: denser ones have it too.
+            kept = self.scope.select(scores, n, budgets, level.pattern)
+            n = _extend(n, kept, t)
+        return n
+
+    def draw(self, step: int, seed: Sequence[int]) -> int:
+        """Return the level that a step trains, a function of step and seed alone."""
+        round_, place = divmod(step, sum(self._shares))
+        return int(_shuffled(self._shares, (*seed, round_))[place])
+
+    @cached_property
+    def _shares(self) -> tuple[int, ...]:
+        return self.shares or usual_shares(len(self.levels))
+
+
+def nest(
+    network: Network,
+    counters: PyTree,
+    levels: Sequence[Level],
+    statistics: Callable[[PyTree], PyTree] | None = None,
+    *,
+    choose: Callable[[Network, Network], Network] = lambda sparse, dense: dense,
+    **settings: Any,
+) -> Result:
+    """Freeze levels that were trained together, one after the other, by `multi_level`.
+
+    `statistics(params)` recomputes what each level keeps for itself; `choose(last level, dense)`
+    may return either as the dense network. `settings` are those of `multi_level`.
+
+    >>> joint = Joint(Scope(), (Level("75%", 0.75), Level("50%", 0.5)), Schedule(0, 0, 1))
+    >>> params = {"kernel": jnp.array([0.5, -2.0, 0.1, 3.0])}
+    >>> result = nest(Network(params), joint.rank(params, step=0), joint.levels)
+    >>> [level.nonzero for level in result.levels], result.counters["kernel"].tolist()
+    ([1, 2], [0, 2, 0, 1])
+    """
+
+    trained, reached = network, counters
+
+    def with_statistics(params: PyTree) -> Network:
+        return Network(params, statistics(params) if statistics else trained.state)
+
+    def sparsify(network: Network, counters: PyTree, level: Level) -> Network:
+        level_weights = _method.sparse(trained.params, reached, levels.index(level) + 1)
+        return with_statistics(_where_free(counters, level_weights, network.params))
+
+    def densify(network: Network, counters: PyTree, level: Level) -> Network:
+        del level
+        dense = _where_free(counters, trained.params, network.params)
+        return choose(network, with_statistics(dense))
+
+    return multi_level(network, levels, sparsify, densify, densify_between=False, **settings)
+
+
+@jax.jit
+def _where_free(n: PyTree, new: PyTree, old: PyTree) -> PyTree:
+    return jax.tree.map(lambda n, new, old: jnp.where(n == 0, new, old), n, new, old)
+
+
+@lru_cache(maxsize=8)
+def _shuffled(shares: tuple[int, ...], seed: tuple[int, ...]) -> NDArray[np.int64]:
+    """Return the levels of one round."""
+    numbers = [*range(1, len(shares)), DENSE]
+    return np.random.default_rng(seed).permutation(np.repeat(numbers, shares))
+
+
+@jax.jit
+def _extend(n: PyTree, kept: PyTree, t: int) -> PyTree:
+    return jax.tree.map(lambda n, k: jnp.where((n == 0) & k, jnp.asarray(t, n.dtype), n), n, kept)

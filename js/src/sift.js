@@ -1,0 +1,56 @@
+import { BLOCK, SPREAD } from './kernels.js'
+
+/** @import { Kernels } from './kernels.js' */
+
+/** Zeros behind the content of the block, so that vectors may reach beyond it. @param {Kernels} kernels @param {number} bytes */
+const end = ({ block }, bytes) => (block.fill(0, bytes, bytes + 64), bytes)
+
+/**
+ * Check the first words of the block.
+ * @param {Kernels} kernels
+ * @param {number} width
+ * @param {number} bytes
+ * @param {number} low has the counter's bits set
+ * @param {number} levels
+ * @param {number} exponent the highest 16 bits of +Inf
+ * @returns {number} 1 if one is Inf or NaN, 2 if one has a counter above `levels`, 3 if both
+ */
+export function check(kernels, width, bytes, low, levels, exponent) {
+  const { block: { buffer }, wasm } = kernels
+  if (wasm) return wasm.check(end(kernels, bytes), low, levels, SPREAD[width], exponent, width - 2)
+  const halves = new Uint16Array(buffer, BLOCK, bytes / 2)
+  const step = width / 2
+  let found = 0
+  for (let i = 0; i < halves.length; i += step) {
+    if ((halves[i + step - 1] & exponent) === exponent) found |= 1
+    if ((halves[i] & low) > levels) found |= 2
+  }
+  return found
+}
+
+/**
+ * Put the words of the block that are not zero to `values`, and a bit for each word to `bits`.
+ * @param {Kernels} kernels
+ * @param {number} width
+ * @param {number} bytes
+ * @returns {number} the bytes of the values
+ */
+export function compact(kernels, width, bytes) {
+  const { bits, values, wasm } = kernels
+  if (wasm) return wasm.compact(end(kernels, bytes), width)
+  const Words = width === 2 ? Uint16Array : Uint32Array
+  const step = width === 8 ? 2 : 1
+  const buffer = /** @type {ArrayBuffer} */ (values.buffer)
+  const words = new Words(buffer, BLOCK, bytes / width * step)
+  const kept = new Words(buffer, values.byteOffset)
+  let count = 0
+  bits.fill(0)
+  for (let i = 0, at = 0; at < words.length; i++, at += step) {
+    if (words[at] || step === 2 && words[at + 1]) {
+      bits[i >> 3] |= 1 << (i & 7)
+      kept[count++] = words[at]
+      if (step === 2) kept[count++] = words[at + 1]
+    }
+  }
+  return count * width / step
+}

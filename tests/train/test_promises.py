@@ -1,0 +1,103 @@
+"""What a run promises: budgets that are met, a dense network no worse, nothing chosen on tests."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import tiny
+
+from elsa_train import FrozenLevel, Level, Network, Pruner, Schedule, Scope
+from elsa_train._errors import InfeasibleTraining, MissedBudget
+from elsa_train._folder import Output
+from elsa_train._method import count_nonzero
+from elsa_train._plan import Plan
+from elsa_train._report import Reporter
+from elsa_train._run import Run
+from elsa_train._training import check_budget
+from elsa_train._wide import whole
+
+LEVEL = Level("1%", 0.01)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return Run(tiny(levels="1"), 0, Output(tmp_path_factory.mktemp("run")), Reporter())
+
+
+def test_weights_behind_a_silent_channel_are_drawn_anew(run):
+    trainer = run.trainer
+    network = trainer.init()
+    params = jax.tree.map(np.array, network.params)
+    n = jax.tree.map(lambda p: np.zeros(p.shape, np.uint8), params)
+    params["conv2"]["kernel"][..., :3] = 0
+    params["norm2"]["bias"][:3] = -9
+    n["norm2"]["bias"][:3] = 1
+    plan = Plan(3, "sparsify 1%", 4, 0.01, 0, Pruner(run.scope, LEVEL, Schedule(0, 3, 2)))
+    assert plan.revives_at == 2
+    start = trainer.start(Network(trainer.replicate(params), network.state))
+    reached = [
+        trainer.run(plan, start._replace(carry=jax.tree.map(jnp.copy, start.carry)), n, *IGNORE)
+        for _ in (1, 2)
+    ]
+    kept = [reached.network.params["conv2"]["kernel"][..., :3] for reached in reached]
+    assert np.array_equal(*kept)
+    assert np.count_nonzero(kept[0]) > 0.9 * kept[0].size
+    check_budget(run, FROZEN, reached[0].network)
+    silent = plan.__class__(3, "train", 4, 0.01, 0)
+    network = trainer.run(silent, start, n, *IGNORE).network
+    assert not np.any(network.params["conv2"]["kernel"][..., :3])
+    with pytest.raises(MissedBudget, match=r"level 1%: keeps \d+ prunable weights, its budget"):
+        check_budget(run, FROZEN, network)
+
+
+IGNORE = (lambda report: None, lambda plan, phase: None)
+FROZEN = FrozenLevel(LEVEL, 0, 0.0, {}, "", ())
+
+
+def test_dense_is_the_last_level_if_that_is_better_on_held_out_images(run, monkeypatch):
+    asked = []
+
+    def evaluate(network, part="test"):
+        asked.append(part)
+        return {"accuracy": {"sparse": 0.9, "worse": 0.8, "equal": 0.9, "better": 0.95}[network]}
+
+    monkeypatch.setattr(run.trainer, "evaluate", evaluate)
+    assert run.choose("sparse", "worse") == "sparse"
+    assert run.choose("sparse", "equal") == "equal"
+    assert run.choose("sparse", "better") == "better"
+    assert set(asked) == {"validation"}
+
+
+def test_what_is_held_out_is_never_trained_on_and_the_same_for_every_seed(run, tmp_path):
+    other = Run(tiny(levels="1"), 1, Output(tmp_path), Reporter()).trainer
+    held = run.trainer._indices["validation"]
+    assert np.array_equal(held, other._indices["validation"])
+    assert len(held) == run.trainer.size("validation") == 72
+    assert len(held) + run.trainer.size("train") == 1437
+    seen = []
+    batch = run.trainer.data.batch
+
+    class Watching(type(run.trainer.data)):
+        def batch(self, split, indices, seed):
+            seen.extend(indices if split == "train" else ())
+            return batch(split, indices, seed)
+
+    other.data = Watching(**vars(other.data))
+    for _ in other._batches(Plan(0, "dense", 2 * other.steps_per_epoch, 0.1, 0), 0):
+        pass
+    assert len(seen) > 1000
+    assert not set(seen) & set(held)
+
+
+def test_initial_weights_are_compiled_once(run):
+    first, second = run.trainer.init(), run.trainer.init()
+    assert all(map(np.array_equal, jax.tree.leaves(first), jax.tree.leaves(second)))
+    assert run.trainer.draw._cache_size() == 1
+    assert sum(map(whole, count_nonzero(first.params))) > 0
+
+
+def test_a_pruner_without_anything_to_prune_says_so():
+    pruner = Pruner(Scope(prune="nothing"), LEVEL, Schedule(0, 0, 1))
+    params = {"kernel": jnp.ones(4)}
+    with pytest.raises(InfeasibleTraining, match="no tensor matches prune='nothing'"):
+        pruner.mask(params, None, {"kernel": jnp.zeros(4)}, 0)
