@@ -18,7 +18,7 @@ from elsa_format._container.index import is_index, is_url
 from elsa_format._container.index import parse as parse_index
 from elsa_format._delivery import document as _document
 from elsa_format._delivery.folder import Folder, SideFile, is_folder, missing
-from elsa_format._delivery.payloads import Payloads
+from elsa_format._delivery.payloads import CHECKSUM, Payloads
 from elsa_format._delivery.prefix import COPIED, Prefix
 from elsa_format._errors import (
     FormatError,
@@ -149,13 +149,18 @@ def _choose(
         network = Network(first.storage, first.header, first.profile)
         number = choose_level(network, level=level, sparsity=sparsity)
         return first.levels + 1 if number is None else number
-    max_size = whole("max_size", max_size, low=0)
+    max_size, brought = whole("max_size", max_size, low=0), sum(copy.fetched for copy in copies)
+
+    def takes(part: int) -> int:
+        """Bytes that are brought for a part, with those that have been: headers and heads."""
+        lacking = extra + sum(copy.missing(part) for copy in copies)
+        return brought + lacking if lacking else 0
+
     for part in range(first.levels + 1, 0, -1):
-        if extra + sum(copy.missing(part) for copy in copies) <= max_size:
+        if takes(part) <= max_size:
             return part
-    least = extra + sum(copy.missing(1) for copy in copies)
     raise NoSuchLevel(
-        f"{first.name}: no level takes {max_size} bytes or less; level 1 takes {least}"
+        f"{copies[0].where}: no level takes {max_size} bytes or less; level 1 takes {takes(1)}"
     )
 
 
@@ -211,7 +216,7 @@ class _Copy:
         """Have the header and the head of the file, and see that it is the one that is there."""
         local = self._local_header()
         self._storage = self._open(len(local))
-        self._where = self._storage.name
+        self.where = self._storage.name
         header = self._remote_header(self._storage)
         parsed = parse_header(header[LENGTH_BYTES:], self._storage.name)
         self._document = _document.parse(parsed, self._storage.name)
@@ -343,7 +348,7 @@ class _Copy:
         while self.have < stop:
             data = reader.read(min(stop - self.have, COPIED))
             if not data:
-                raise Incomplete(f"{self._where}: ends at byte {self.have}, expected {stop}")
+                raise Incomplete(f"{self.where}: ends at byte {self.have}, expected {stop}")
             self._write(data)
             if meter is not None:
                 meter.tick(len(data))
@@ -368,5 +373,4 @@ class _Copy:
 def _compare(payloads: Payloads) -> None:
     """Compare the checksums of all payloads of a part."""
     for number in range(payloads.count):
-        _, size, _ = payloads.entry(number)
-        payloads.read(number, np.empty(size, np.uint8))
+        payloads.read(number, np.empty(CHECKSUM + payloads.size(number), np.uint8))

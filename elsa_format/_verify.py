@@ -1,6 +1,6 @@
 """Check everything the specification asks of a file (spec §2.2)."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,9 +76,9 @@ def verify(
     with open_network(source, along=True, max_bytes=max_bytes) as network:
         if isinstance(network, DeliveryNetwork | DeliveryShards):
             return _verify_delivery(network, progress)
-        profile = network.profile
-        digests = _check(network, jobs, progress)
-        compared = _compare_digests(network, digests)
+        meter, check = Meter(progress, network.header.data_size), NetworkCheck(network)
+        meter.run(lambda part: check.file(part, meter.tick), network.parts, jobs)
+        compared, profile = check.finish(), network.profile
     return Report(
         path=network.name,
         levels=len(profile.levels),
@@ -96,27 +96,10 @@ def digest_lines(source: Source) -> list[dict[str, str]]:
     [['layer', 'bias'], ['layer', 'bias'], ['layer', 'bias']]
     """
     with open_network(source) as network:
-        return _check(network, 1, no_progress).lines
-
-
-def _check(network: Network, jobs: int, progress: Progress) -> LevelDigests:
-    """Check all tensors, and digest the levels."""
-    meter = Meter(progress, network.header.data_size)
-    digests = LevelDigests(network.profile.bits, network.limits)
-
-    def check(part: Network) -> FormatError | None:
-        checker = _Checker(part, digests)
-        with LevelReader(part, tick=meter.tick) as reader:
-            for info in part.header.tensors.values():
-                checker.check(info, reader)
-            reader.finish()
-        return checker.problem
-
-    found = meter.run(check, network.parts, jobs)
-    problems = [problem for problem in found if problem is not None]
-    for problem in sorted(problems, key=_comes_late):
-        raise problem
-    return digests
+        meter, check = Meter(no_progress, network.header.data_size), NetworkCheck(network)
+        for part in network.parts:
+            check.file(part, meter.tick)
+        return check.lines()
 
 
 def _verify_delivery(network: DeliveryNetwork | DeliveryShards, progress: Progress) -> Report:
@@ -140,33 +123,73 @@ def _verify_delivery(network: DeliveryNetwork | DeliveryShards, progress: Progre
     )
 
 
-def _compare_digests(network: Network, digests: LevelDigests) -> int:
-    """Raise DigestMismatch, or return how many there were to compare."""
-    levels = network.profile.levels
-    stated = [
-        (level.name, level.digest, found)
-        for level, found in zip(levels, digests.lines, strict=True)
-    ]
-    if network.profile.shard is not None:
-        stated = []  # of the whole network, of which this is a part
-    if isinstance(network, LevelNetwork):
-        for names, digest in network.digests:
-            part = {name: digests.lines[0][name] for name in names}
-            stated.append((levels[0].name, digest, part))
-    compared = 0
-    for name, expected, lines in stated:
-        found = digest_of_lines(lines)
-        if expected not in (None, found):
-            raise DigestMismatch(
-                f"{network.name}: level {name!r}: digest {found}, expected {expected}"
-            )
-        compared += expected is not None
-    return compared
-
-
 def _comes_late(problem: FormatError) -> bool:
     """Spec §11.2: a wrong weight comes before a wrong count."""
     return isinstance(problem, CountMismatch)
+
+
+class NetworkCheck:
+    """Checks the files of a network, and then what they are together."""
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self._digests = LevelDigests(network.profile.bits, network.limits)
+        self._problems: list[FormatError] = []
+
+    def file(
+        self,
+        part: Network,
+        tick: Callable[[int], object],
+        look: Callable[[TensorInfo, NDArray[np.uint8]], object] | None = None,
+    ) -> None:
+        """Read a file, one of `network.parts`; its tensors can be looked at block by block."""
+        checker = _Checker(part, self._digests)
+        with LevelReader(part, tick=tick) as reader:
+            for info in part.header.tensors.values():
+                blocks = reader.blocks(info)
+                checker.check(info, blocks if look is None else _seen(info, blocks, look))
+            reader.finish()
+        if checker.problem is not None:
+            self._problems.append(checker.problem)
+
+    def lines(self) -> list[dict[str, str]]:
+        """Raise what is wrong with tensors, or give what they add to each level's digest."""
+        for problem in sorted(self._problems, key=_comes_late):
+            raise problem
+        return self._digests.lines
+
+    def finish(self) -> int:
+        """Raise what is wrong, or return how many digests there were to compare."""
+        lines_of = self.lines()
+        network, levels = self._network, self._network.profile.levels
+        stated = [
+            (level.name, level.digest, found) for level, found in zip(levels, lines_of, strict=True)
+        ]
+        if network.profile.shard is not None:
+            stated = []  # of the whole network, of which this is a part
+        if isinstance(network, LevelNetwork):
+            for names, digest in network.digests:
+                part = {name: lines_of[0][name] for name in names}
+                stated.append((levels[0].name, digest, part))
+        compared = 0
+        for name, expected, lines in stated:
+            found = digest_of_lines(lines)
+            if expected not in (None, found):
+                raise DigestMismatch(
+                    f"{network.name}: level {name!r}: digest {found}, expected {expected}"
+                )
+            compared += expected is not None
+        return compared
+
+
+def _seen(
+    info: TensorInfo,
+    blocks: Iterator[NDArray[np.uint8]],
+    look: Callable[[TensorInfo, NDArray[np.uint8]], object],
+) -> Iterator[NDArray[np.uint8]]:
+    for block in blocks:
+        look(info, block)
+        yield block
 
 
 class _Checker:
@@ -181,8 +204,7 @@ class _Checker:
         self.variants = {variant_name(n, t): (n, t) for n in profile.per_level for t in numbers}
         self.problem: FormatError | None = None
 
-    def check(self, info: TensorInfo, reader: LevelReader) -> None:
-        blocks = reader.blocks(info)
+    def check(self, info: TensorInfo, blocks: Iterator[NDArray[np.uint8]]) -> None:
         if info.name in self.profile.nested:
             try:
                 self._check_nested(info, blocks)

@@ -81,14 +81,14 @@ def _with_checksums(data: bytes) -> bytes:
             runs = [*opened.plan.plain[part - 1], *opened.plan.nested]
             begin = start + opened.ends[part - 1]
             count = sum(-(-run.length // (1 << opened.document["block"])) for run in runs)
-            position = begin + 12 * count
+            position = begin + 3 * count
             for i in range(min(count, 1000)):
-                entry = begin + 12 * i
-                size = int.from_bytes(changed[entry : entry + 4], "little")
-                payload = bytes(changed[position : position + size])
-                checksum = plain_delivery.payload_checksum(payload, opened.head)
-                changed[entry + 4 : entry + 12] = checksum
-                position += size
+                size = int.from_bytes(changed[begin + 3 * i :][:3], "little")
+                if size:
+                    payload = bytes(changed[position + 8 : position + 8 + size])
+                    checksum = plain_delivery.payload_checksum(payload, opened.head)
+                    changed[position : position + 8] = checksum
+                    position += 8 + size
         return bytes(changed[: len(data)])
     except plain_elsa.Bad:
         return data

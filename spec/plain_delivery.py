@@ -21,8 +21,10 @@ from spec.plain_elsa import MANTISSA, WIDTH, Bad, Container, Elsa, LevelTensor, 
 
 TENSOR = "__elsa__.delivery"
 DOCUMENT = "elsa_delivery"
-ENTRY = 12  # bytes of a payload's entry in the index (§4.2)
+SIZE = 3  # bytes of a size in the index (§4.2)
+CHECKSUM = 8  # bytes of the checksum before a payload
 LONGEST = 12  # bits of the longest codeword (§8.2)
+LENGTHS = [4, 5, 6, 7, 8, 9, 10, 11, 12, 0, 3, 2, 1]  # the list of lengths at first (§8.3)
 STORED = 4  # the mode of a stored block (§5)
 
 
@@ -153,31 +155,63 @@ def quarters(n: int) -> list[int]:
     return [min(q, max(0, n - i * q)) for i in range(4)]
 
 
+def lengths_fields(lengths: Sequence[int]) -> list[tuple[int, int]]:
+    """Each as its place in the list, so many ones and a zero; then it moves to the front."""
+    known, fields = list(LENGTHS), []
+    for length in lengths:
+        place = known.index(length)
+        fields.append(((1 << place) - 1, place + 1))
+        known.insert(0, known.pop(place))
+    return fields
+
+
+def write_lengths(lengths: Sequence[int]) -> bytes:
+    """The lengths of symbols 0…last (ELSA-D-038)."""
+    return pack(lengths_fields(lengths))
+
+
+def read_lengths(fields: Fields, count: int) -> list[int]:
+    """So many lengths (ELSA-D-038)."""
+    known, place = list(LENGTHS), 0
+    found: list[int] = []
+    bits: list[int] = []
+    while len(found) < count:
+        bits = bits or unpack(fields.take(1))
+        if bits.pop(0):
+            place += 1
+            if place == len(known):
+                raise bad("a length that is not in the list")
+        else:
+            known.insert(0, known.pop(place))
+            found.append(known[0])
+            place = 0
+    if any(bits):
+        raise bad("unused bits of the lengths are set")
+    return found
+
+
 def write_huffman(data: bytes, lengths: dict[int, int] | None = None) -> bytes:
     """The stream as type 2, without the type, by default with the code of a Writer (§8.3)."""
     lengths = lengths or code_lengths(Counter(data))
     code = codewords(lengths)
     last = max(lengths)
-    nibbles = [(lengths.get(symbol, 0), 4) for symbol in range(last + 1)]
+    table = write_lengths([lengths.get(symbol, 0) for symbol in range(last + 1)])
     streams, at = [], 0
     for size in quarters(len(data)):
         bits = "".join(code[symbol] for symbol in data[at : at + size])
         streams.append(pack((int(bit), 1) for bit in bits))
         at += size
     sizes = [varint(len(stream)) for stream in streams]
-    return b"".join([bytes([last]), pack(nibbles), *sizes, *streams])
+    return b"".join([bytes([last]), table, *sizes, *streams])
 
 
 def read_huffman(fields: Fields, n: int) -> bytes:
     """The n bytes of a stream of type 2, behind the type (§8.3)."""
     last = fields.byte()
-    packed = fields.take(last // 2 + 1)
-    nibbles = [byte >> shift & 15 for byte in packed for shift in (0, 4)]
-    lengths = {symbol: length for symbol, length in enumerate(nibbles) if length}
+    found = read_lengths(fields, last + 1)
+    lengths = {symbol: length for symbol, length in enumerate(found) if length}
     if len(lengths) < 2 or max(lengths) != last:
         raise bad("fewer than two symbols, or another last one")
-    if max(lengths.values()) > LONGEST:
-        raise bad(f"a codeword of {max(lengths.values())} bits")
     if sum(1 << LONGEST - length for length in lengths.values()) != 1 << LONGEST:
         raise bad("the codewords do not fill the code")
     symbols = {code: symbol for symbol, code in codewords(lengths).items()}
@@ -328,7 +362,9 @@ def cost(words: Sequence[int], dtype: str, tau: int, h: int) -> int:
     coded = 0
     if len(set(stream)) > 1:
         lengths = code_lengths(Counter(stream))
-        coded = min(8 * k, sum(lengths[d] for d in stream) + 4 * max(stream) + 64)
+        table = [lengths.get(d, 0) for d in range(max(stream) + 1)]
+        coded = sum(lengths[d] for d in stream) + sum(bits for _, bits in lengths_fields(table))
+        coded = min(8 * k, coded + 64)
     return coded + k * (s - tau + 1) + stream.count(255) * WIDTH[dtype]
 
 
@@ -397,7 +433,8 @@ def write_block(words: Sequence[int], dtype: str, tau: int, levels: int) -> list
             payload = varint(len(chosen)) + write_positions(taken) + values
         payloads.append(payload)
     size = len(words) * WIDTH[dtype] // 8
-    if sum(map(len, payloads)) > size + size // 256 + 256:  # ELSA-D-023
+    total = sum(len(payload) + CHECKSUM for payload in payloads if payload)
+    if total > size + size // 1024 + 64:  # ELSA-D-023
         return [store_block(words, dtype, tau), *[b""] * levels]
     return payloads
 
@@ -496,33 +533,30 @@ def payload_checksum(payload: bytes, head: bytes) -> bytes:
 
 def part_bytes(payloads: Sequence[bytes], head: bytes) -> bytes:
     """A part: the index, and the payloads (ELSA-D-015)."""
-    index = b"".join(
-        len(payload).to_bytes(4, "little") + payload_checksum(payload, head) for payload in payloads
-    )
-    return index + b"".join(payloads)
+    index = b"".join(len(payload).to_bytes(SIZE, "little") for payload in payloads)
+    return index + b"".join(payload_checksum(p, head) + p for p in payloads if p)
 
 
 def split_part(data: bytes, sequences: Sequence[Run], block: int, head: bytes) -> list[bytes]:
     """The payloads of a part, their sizes and checksums checked (ELSA-D-015, ELSA-D-018)."""
     blocks = sum(-(-run.length // (1 << block)) for run in sequences)
     # Before anything is made for each block: a header may declare far more than there is.
-    if blocks * ENTRY > len(data):
+    if blocks * SIZE > len(data):
         raise bad(f"an index of {blocks} blocks in a part of {len(data)} bytes")
     limits = []
     for run in sequences:
         for n in run.blocks(1 << block):
             limits.append(n * word_bits(run.dtype) // 8 + -(-n // 8) + 1024)
-    entries = [data[i * ENTRY : (i + 1) * ENTRY] for i in range(blocks)]
-    sizes = [int.from_bytes(entry[:4], "little") for entry in entries]
+    sizes = [int.from_bytes(data[i * SIZE :][:SIZE], "little") for i in range(blocks)]
     if any(size > limit for size, limit in zip(sizes, limits, strict=True)):
         raise bad("a payload is too long for its block")
-    if blocks * ENTRY + sum(sizes) != len(data):
+    if blocks * SIZE + sum(size + CHECKSUM for size in sizes if size) != len(data):
         raise bad(f"an index and payloads that are not {len(data)} bytes")
-    payloads, at = [], blocks * ENTRY
-    for entry, size in zip(entries, sizes, strict=True):
-        payloads.append(data[at : at + size])
-        at += size
-        if payload_checksum(payloads[-1], head) != entry[4:]:
+    payloads, fields = [], Fields(data[blocks * SIZE :])
+    for size in sizes:
+        stated = fields.take(CHECKSUM) if size else b""
+        payloads.append(fields.take(size))
+        if size and payload_checksum(payloads[-1], head) != stated:
             raise Bad("ChecksumMismatch", "payload")
     return payloads
 
@@ -584,7 +618,7 @@ def deflate(data: bytes) -> bytes:
     return zlib.compress(data, 9)
 
 
-def ship(source: bytes, block: int = 18, compress: Callable[[bytes], bytes] = deflate) -> bytes:
+def ship(source: bytes, block: int = 17, compress: Callable[[bytes], bytes] = deflate) -> bytes:
     """The delivery file of an ELSA file."""
     elsa = plain_elsa.validate(source)
     start = 8 + len(elsa.container.header)

@@ -37,7 +37,7 @@ def command(
     """Make a delivery file of an ELSA file: level by level, each by its own bytes.
 
     The first bytes of OUT are level 1, the next turn it into level 2, and all of it gives NET back,
-    byte for byte. NET is verified first. Of a shard index (.index.json) each shard becomes a
+    byte for byte. NET is verified on the way. Of a shard index (.index.json) each shard becomes a
     delivery file, and OUT is their index. Of a model directory, OUT is a directory, with a list of
     its files for elsa-fetch.
 

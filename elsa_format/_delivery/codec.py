@@ -1,7 +1,7 @@
 """Words of a block to payloads and back: the C module where it is built, else numpy."""
 
-import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -24,41 +24,43 @@ Bytes = NDArray[np.uint8]
 _EMPTY = np.empty(0, np.uint8)
 
 
-class _Memory(threading.local):
-    """Of each thread, used for block after block: new memory costs more than decoding into it."""
-
-    scratch = room = _EMPTY
+_FREE: list[Bytes] = []
+"""Memory of calls that have ended: new memory costs more than decoding into it."""
 
 
-_MEMORY = _Memory()
+@contextmanager
+def _memory(size: int) -> Iterator[Bytes]:
+    """Memory for the time of a call. There is as much of it as there are calls at a time."""
+    memory = _FREE.pop() if _FREE else _EMPTY
+    if memory.size < size:
+        memory = aligned(size)
+    try:
+        yield memory
+    finally:
+        _FREE.append(memory)
 
 
-def _scratch(words: Words) -> Bytes:
-    size, _ = _payloads.delivery_memory(words.size, words.itemsize)
-    if _MEMORY.scratch.size < size:
-        _MEMORY.scratch = aligned(size)
-    return _MEMORY.scratch
+def _scratch(words: Words) -> AbstractContextManager[Bytes]:
+    return _memory(_payloads.delivery_memory(words.size, words.itemsize)[0])
 
 
-def _room(words: Words) -> Bytes:
-    _, size = _payloads.delivery_memory(words.size, words.itemsize)
-    if _MEMORY.room.size < size:
-        _MEMORY.room = aligned(size)
-    return _MEMORY.room
+def _room(words: Words) -> AbstractContextManager[Bytes]:
+    return _memory(_payloads.delivery_memory(words.size, words.itemsize)[1])
 
 
 def encode_plain(words: Words, dtype: Dtype) -> Bytes:
     """The payload of a plain block."""
-    out = _room(words)
-    size = _payloads.encode_plain(words, dtype.mantissa, out, _scratch(words))
-    return out[:size].copy()
+    with _room(words) as out, _scratch(words) as scratch:
+        size = _payloads.encode_plain(words, dtype.mantissa, out, scratch)
+        return out[:size].copy()
 
 
 def encode_nested(words: Words, dtype: Dtype, bits: int, levels: int) -> list[Bytes]:
     """The payloads of a nested block in parts 1…T and the dense part."""
-    out, sizes = _room(words), np.zeros(levels + 1, np.int64)
-    size = _payloads.encode_nested(words, dtype.mantissa, bits, levels, out, sizes, _scratch(words))
-    joined = out[:size].copy()  # at once, as there may be 256 parts
+    sizes = np.zeros(levels + 1, np.int64)
+    with _room(words) as out, _scratch(words) as scratch:
+        size = _payloads.encode_nested(words, dtype.mantissa, bits, levels, out, sizes, scratch)
+        joined = out[:size].copy()  # at once, as there may be 256 parts
     ends = np.cumsum(sizes).tolist()
     starts = [0, *ends[:-1]]
     return [joined[a:b] for a, b in zip(starts, ends, strict=True)]
@@ -67,7 +69,8 @@ def encode_nested(words: Words, dtype: Dtype, bits: int, levels: int) -> list[By
 def decode_plain(payload: Bytes, words: Words, dtype: Dtype, where: str) -> None:
     """Fill a plain block."""
     try:
-        _payloads.decode_plain(payload, words, dtype.mantissa, _scratch(words))
+        with _scratch(words) as scratch:
+            _payloads.decode_plain(payload, words, dtype.mantissa, scratch)
     except ValueError as error:
         raise InvalidDelivery(f"{where}: {error}") from None
 
@@ -85,9 +88,10 @@ def decode_nested(
     """Put the words of levels from `first` on into a block; whether it is a stored one."""
     counts: NDArray[Any] = np.array(sizes, np.int64)
     try:
-        stored: bool = _payloads.decode_nested(
-            payloads, counts, first, words, dtype.mantissa, bits, levels, _scratch(words)
-        )
+        with _scratch(words) as scratch:
+            stored: bool = _payloads.decode_nested(
+                payloads, counts, first, words, dtype.mantissa, bits, levels, scratch
+            )
         return stored
     except ValueError as error:
         raise InvalidDelivery(f"{where}: {error}") from None

@@ -18,7 +18,7 @@ from elsa_format._profile import ZEROS, check_version, header_checksum
 KEY = "elsa_delivery"
 TENSOR = "__elsa__.delivery"
 VERSION = "1.0"
-BLOCK = 18
+BLOCK = 17
 """log₂ of the words in a block, as a Writer has it."""
 BLOCKS = range(6, 21)
 SUFFIX = ".ship.safetensors"

@@ -1,5 +1,6 @@
 """A delivery file, or what there is of one, as the network it holds."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,10 +13,10 @@ from elsa_format._delivery.prefix import Growing, Prefix
 from elsa_format._delivery.reader import Delivery
 from elsa_format._network import Network, Step
 from elsa_format._profile import LevelNumber
-from elsa_format._storage import Storage
+from elsa_format._storage import Reader, Storage
 from elsa_format._storage.local import PipeStorage
 from elsa_format._storage.shards import Shard, Shards
-from elsa_format._storage.virtual import TensorBytes, VirtualStorage
+from elsa_format._storage.virtual import TensorBytes, TensorReader, VirtualStorage
 
 
 class DeliveryView(VirtualStorage):
@@ -23,13 +24,18 @@ class DeliveryView(VirtualStorage):
 
     high_latency = True  # blocks hold several tensors, so these are read one after the other
 
-    def __init__(self, delivery: Delivery, part: int) -> None:
-        self.delivery, self.part = delivery, part
+    def __init__(self, delivery: Delivery, part: int, stop: int = sys.maxsize) -> None:
+        self.delivery, self.part, self.stop = delivery, part, stop
         self.name, self.header = delivery.path, delivery.header
+
+    def reader(self, start: int, stop: int) -> Reader:
+        """Read along a range; what follows its last tensor is not decoded ahead."""
+        return TensorReader(DeliveryView(self.delivery, self.part, stop), start)
 
     def tensor(self, info: TensorInfo) -> TensorBytes:
         """Take a tensor from the blocks that it is in."""
-        return _DeliveredTensor(self.delivery, info, self.part)
+        last = self.header.data_start + info.stop >= self.stop
+        return _DeliveredTensor(self.delivery, info, self.part, alone=last)
 
     def check_unchanged(self) -> None:
         """Ask the file."""
@@ -41,12 +47,13 @@ class DeliveryView(VirtualStorage):
 
 
 class _DeliveredTensor:
-    def __init__(self, delivery: Delivery, info: TensorInfo, part: int) -> None:
-        self._delivery, self._info, self._part, self._position = delivery, info, part, 0
+    def __init__(self, delivery: Delivery, info: TensorInfo, part: int, alone: bool) -> None:
+        self._delivery, self._info, self._part, self._alone = delivery, info, part, alone
+        self._position = 0
 
     def readinto(self, buffer: Any, /) -> int:
         out: NDArray[np.uint8] = np.frombuffer(buffer, np.uint8)
-        self._delivery.read(self._info, self._part, self._position, out)
+        self._delivery.read(self._info, self._part, self._position, out, alone=self._alone)
         self._position += out.size
         return out.size
 

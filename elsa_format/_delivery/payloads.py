@@ -14,9 +14,17 @@ from elsa_format._delivery.sequences import Sequence
 from elsa_format._errors import ChecksumMismatch, InvalidDelivery, Truncated
 from elsa_format._storage import Storage, fill
 
-ENTRY = np.dtype([("size", "<u4"), ("checksum", "<u8")])
+SIZE = 3
+"""Bytes of a size in the index."""
+CHECKSUM = 8
+"""Bytes of the checksum before a payload that is not empty."""
 PIECE = 1024
-"""Entries of an index that are read at a time: it may be larger than the memory that one has."""
+"""Sizes of an index that are read at a time: it may be larger than the memory that one has."""
+
+
+def index_bytes(sizes: "NDArray[np.uint32]") -> "NDArray[np.uint8]":
+    """Sizes as an index has them (ELSA-D-015)."""
+    return np.ascontiguousarray(sizes.astype("<u4").view(np.uint8).reshape(-1, 4)[:, :SIZE])
 
 
 def read_at(storage: Storage, start: int, view: memoryview) -> None:
@@ -35,34 +43,37 @@ class Payloads:
         self.storage, self.start, self.seed = storage, start, seed
         self._sequences = list(sequences)
         self._firsts = list(accumulate((s.blocks for s in sequences), initial=0))
+        self._first_of = {id(s): first for s, first in zip(sequences, self._firsts, strict=False)}
         self.count = self._firsts[-1]
         # Before anything is made for each block: a header may declare far more than there is.
-        if self.count * ENTRY.itemsize > stop - start:
+        if self.count * SIZE > stop - start:
             raise InvalidDelivery(
                 f"{storage.name}: an index of {self.count} blocks in a part of {stop - start} bytes"
             )
-        self._cached = -1, np.empty(0, ENTRY)  # one attribute, as several threads read it
-        self._positions = array("Q")
-        position = start + self.count * ENTRY.itemsize
+        self._cached = -1, np.empty(0, np.int64)  # one attribute, as several threads read it
+        self._positions = array("Q", [start + self.count * SIZE])
         for piece in range(-(-self.count // PIECE)):
-            self._positions.append(position)
-            sizes = self._load(piece)["size"]
-            if (sizes > self._limits(piece * PIECE, sizes.size)).any():
-                raise InvalidDelivery(f"{storage.name}: a payload is too long for its block")
-            position += int(sizes.sum(dtype=np.int64))
-        if position != stop:
+            self._positions.append(self._positions[-1] + int(self._load(piece, check=True)[-1]))
+        if (position := self._positions[-1]) != stop:
             raise InvalidDelivery(
                 f"{storage.name}: index and payloads end at byte {position}, expected {stop}"
             )
 
-    def _load(self, piece: int) -> NDArray[np.void]:
-        at_hand, entries = self._cached
+    def _load(self, piece: int, *, check: bool = False) -> NDArray[np.int64]:
+        """Where the payloads of a piece of the index end, from the first of them on."""
+        at_hand, ends = self._cached
         if piece != at_hand:
-            entries = np.empty(min(PIECE, self.count - piece * PIECE), ENTRY)
-            at = self.start + piece * PIECE * ENTRY.itemsize
-            read_at(self.storage, at, entries.view(np.uint8).data)
-            self._cached = piece, entries
-        return entries
+            raw = np.zeros((min(PIECE, self.count - piece * PIECE), 4), np.uint8)
+            packed = np.empty(raw.shape[0] * SIZE, np.uint8)
+            read_at(self.storage, self.start + piece * PIECE * SIZE, packed.data)
+            raw[:, :SIZE] = packed.reshape(-1, SIZE)
+            sizes = raw.view("<u4").reshape(-1)
+            if check and (sizes > self._limits(piece * PIECE, sizes.size)).any():
+                raise InvalidDelivery(f"{self.storage.name}: a payload is too long for its block")
+            ends = np.zeros(sizes.size + 1, np.int64)
+            np.cumsum(sizes + CHECKSUM * (sizes > 0), out=ends[1:], dtype=np.int64)
+            self._cached = piece, ends
+        return ends
 
     def _limits(self, first: int, count: int) -> NDArray[np.int64]:
         limits = np.empty(count, np.int64)
@@ -76,22 +87,29 @@ class Payloads:
 
     def first(self, sequence: Sequence) -> int:
         """The number of a sequence's first block in this part."""
-        which = next(i for i, other in enumerate(self._sequences) if other is sequence)
-        return self._firsts[which]
+        return self._first_of[id(sequence)]
 
-    def entry(self, number: int) -> tuple[int, int, int]:
-        """Position, size and checksum of a payload."""
+    def size(self, number: int) -> int:
+        """Bytes of a payload."""
+        return max(self._place(number)[1] - CHECKSUM, 0)
+
+    def _place(self, number: int) -> tuple[int, int]:
+        """Where the checksum of a payload begins, and the bytes of both; none if it is empty."""
         piece, inside = divmod(number, PIECE)
-        entries = self._load(piece)
-        before = int(entries["size"][:inside].sum(dtype=np.int64))
-        size, checksum = entries[inside].tolist()
-        return self._positions[piece] + before, size, checksum
+        start, stop = self._load(piece)[inside : inside + 2].tolist()
+        return self._positions[piece] + start, stop - start
 
     def read(self, number: int, view: NDArray[np.uint8]) -> None:
-        """Read a payload, and compare its checksum before anything is decoded (ELSA-D-018)."""
-        position, size, checksum = self.entry(number)
-        read_at(self.storage, position, view[:size].data)
-        if xxhash.xxh3_64_intdigest(view[:size].data, seed=self.seed) != checksum:
+        """Fill memory with the checksum of a payload and the payload behind it (ELSA-D-018).
+
+        They are compared before anything is decoded.
+        """
+        position, size = self._place(number)
+        if not size:
+            return
+        read_at(self.storage, position, view.data)
+        checksum = int.from_bytes(view[:CHECKSUM].tobytes(), "little")
+        if xxhash.xxh3_64_intdigest(view[CHECKSUM:].data, seed=self.seed) != checksum:
             raise ChecksumMismatch(
                 f"{self.storage.name}: the payload at byte {position} has another checksum"
             )

@@ -15,6 +15,7 @@ from elsa_format._delivery.streams import (
     Bytes,
     Fields,
     code_lengths,
+    lengths_bits,
     read_stream,
     varint,
     write_stream,
@@ -24,6 +25,8 @@ Words = NDArray[np.unsignedinteger[Any]]
 Flags = NDArray[np.bool_]
 STORED = 4
 """The mode of a stored block."""
+CHECKSUM = 8
+"""Bytes before every payload that is not empty."""
 WHOLE = 255
 """The h of words that are not split."""
 MOST_BITS = 5
@@ -142,8 +145,8 @@ def _choose_h(words: Words, mantissa: int, bits: int) -> int:
         count = _distances(table, table.size - 1)
         coded = 0
         if np.count_nonzero(count) > 1:
-            coded = int((count * code_lengths(count)).sum()) + 4 * int(np.flatnonzero(count)[-1])
-            coded = min(8 * k, coded + 64)
+            lengths = code_lengths(count)
+            coded = min(8 * k, int((count * lengths).sum()) + lengths_bits(lengths) + 64)
         cost = coded + k * (mantissa - h - bits + 1) + int(count[255]) * width
         if cost <= best:  # of equal ones the smallest, and any rather than WHOLE
             best, found = cost, h
@@ -205,7 +208,7 @@ def _read_values(
 def delivery_memory(n: int, itemsize: int) -> tuple[int, int]:
     """Bytes of scratch memory, which numpy does not use, and of output for a block."""
     size = n * itemsize
-    return 0, 2 * size + size // 256 + n // 8 + 1280
+    return 0, 2 * size + size // 1024 + n // 8 + 1088
 
 
 def encode_plain(words: Words, mantissa: int, out: Bytes, scratch: Bytes) -> int:
@@ -234,7 +237,7 @@ def encode_nested(
 ) -> int:
     """The payloads of a nested block in all parts, one after the other; their size in all."""
     payloads, total, left = [], 0, words
-    most = words.nbytes + words.nbytes // 256 + 256
+    most = words.nbytes + words.nbytes // 1024 + 64
     counters = words & words.dtype.type((1 << bits) - 1)
     of_left = counters
     for counter in [*range(1, levels + 1), 0]:
@@ -245,7 +248,7 @@ def encode_nested(
             payload = varint(k) + _write_positions(taken) + values
             left, of_left = left[~taken], of_left[~taken]
         payloads.append(payload)
-        total += len(payload)
+        total += len(payload) + (CHECKSUM if payload else 0)
         if total > most:
             stored = words.astype(words.dtype.newbyteorder("<")).tobytes()
             head = varint(int(np.count_nonzero(counters == 1)))

@@ -1,6 +1,5 @@
 """The tensors of a level, or the whole source, out of a delivery file or its first bytes."""
 
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -12,9 +11,9 @@ from elsa_format import _kernels
 from elsa_format._closing import Closing
 from elsa_format._container.arrays import as_array
 from elsa_format._container.header import RESERVED, Header, TensorInfo
-from elsa_format._delivery.codec import decode_nested, decode_plain
+from elsa_format._delivery.blocks import Blocks, Decoder, Words, at_once
 from elsa_format._delivery.prefix import Growing, Prefix, open_prefix
-from elsa_format._delivery.sequences import Place, Sequence
+from elsa_format._delivery.sequences import Sequence
 from elsa_format._errors import ChecksumMismatch, CountMismatch, InvalidOption, TrailingData
 from elsa_format._memory import BLOCK, aligned, give_block, take_block
 from elsa_format._output import Target, open_output
@@ -22,48 +21,8 @@ from elsa_format._profile import Level, LevelLike, LevelNumber, Profile, find_le
 from elsa_format._storage import Source
 from elsa_format._threads import CORES, Meter, Progress, no_progress, run
 
-CACHE = 24 << 20
-"""Bytes of decoded blocks that are kept: tensors of several sequences follow one another."""
-
 QUEUED = 4096
 """Blocks that threads are given at a time; of small blocks there may be millions."""
-
-Words = NDArray[np.unsignedinteger[Any]]
-
-
-class Decoder:
-    """Blocks of a delivery file as words."""
-
-    def __init__(self, prefix: Prefix) -> None:
-        self.prefix = prefix
-
-    def plain(self, part: int, sequence: Sequence, number: int, words: Words) -> None:
-        """Fill a plain block of a part."""
-        payloads = self.prefix.payloads(part)
-        at = payloads.first(sequence) + number
-        _, size, _ = payloads.entry(at)
-        payload = np.empty(size, np.uint8)
-        payloads.read(at, payload)
-        decode_plain(payload, words, sequence.dtype, payloads.where(at))
-
-    def nested(
-        self, sequence: Sequence, number: int, words: Words, last: int, first: int = 1
-    ) -> bool:
-        """Put the words of parts `first` to `last` into a block; whether it is a stored one."""
-        sizes, places = [], []
-        for part in range(first, last + 1):
-            payloads = self.prefix.payloads(part)
-            at = payloads.first(sequence) + number
-            places.append((payloads, at))
-            sizes.append(payloads.entry(at)[1])
-        joined, position = np.empty(sum(sizes), np.uint8), 0
-        for (payloads, at), size in zip(places, sizes, strict=True):
-            payloads.read(at, joined[position : position + size])
-            position += size
-        payloads, at = places[-1]
-        bits, levels = self.prefix.profile.bits, self.prefix.levels
-        where = payloads.where(at)
-        return decode_nested(joined, sizes, first, words, sequence.dtype, bits, levels, where)
 
 
 class Delivery(Closing):
@@ -81,7 +40,7 @@ class Delivery(Closing):
         self.prefix = prefix
         self.path, self.header, self.profile = prefix.name, prefix.header, prefix.profile
         self._decoder = Decoder(prefix)
-        self._cache: OrderedDict[tuple[int, int, int], Words] = OrderedDict()
+        self._blocks = Blocks(self._decoder)
         self._loaded: _Loaded | None = None
 
     @property
@@ -134,36 +93,31 @@ class Delivery(Closing):
         if into is None:
             give_block(buffer)
 
-    def read(self, info: TensorInfo, part: int, start: int, out: NDArray[np.uint8]) -> None:
-        """Bytes of a tensor as the first parts have it, from `start` on."""
+    def read(
+        self,
+        info: TensorInfo,
+        part: int,
+        start: int,
+        out: NDArray[np.uint8],
+        *,
+        alone: bool = False,
+    ) -> None:
+        """Bytes of a tensor as the first parts have it, from `start` on.
+
+        What follows is decoded ahead, unless the tensor is read `alone`.
+        """
         place = self.prefix.plan.places[info.name]
         sequence = place.sequence
         itemsize = sequence.words.itemsize
+        end = place.start + info.nbytes // itemsize
+        stop = -(-end // sequence.block) if alone else sequence.blocks
         at, done = place.start + start // itemsize, 0
         while done < out.size:
             number, inside = divmod(at, sequence.block)
-            words = self._block(place, part, number)[inside:].view(np.uint8)[: out.size - done]
-            out[done : done + words.size] = words
-            done, at = done + words.size, at + words.size // itemsize
-
-    def _block(self, place: Place, part: int, number: int) -> Words:
-        """A decoded block, of those used last."""
-        sequence = place.sequence
-        key = id(sequence), number, part if place.part == 0 else 0
-        if key in self._cache:
-            self._cache.move_to_end(key)
-            return self._cache[key]
-        room = sequence.block * sequence.words.itemsize
-        held = sum(words.nbytes for words in self._cache.values())
-        while self._cache and held + room > CACHE:
-            held -= self._cache.popitem(last=False)[1].nbytes
-        words = np.empty(sequence.size(number), sequence.words)
-        if place.part == 0:
-            self._decoder.nested(sequence, number, words, part)
-        else:
-            self._decoder.plain(place.part, sequence, number, words)
-        self._cache[key] = words
-        return words
+            words = self._blocks.get(place, part, number, stop)
+            found = words[inside:].view(np.uint8)[: out.size - done]
+            out[done : done + found.size] = found
+            done, at = done + found.size, at + found.size // itemsize
 
     def stream(self, level: LevelLike) -> Iterator[tuple[str, NDArray[Any]]]:
         """The tensors of a level one after the other, in the order in which they are stored."""
@@ -241,7 +195,7 @@ class Delivery(Closing):
 
     def close(self) -> None:
         """Close the file."""
-        self._cache.clear()
+        self._blocks.close()
         self.prefix.close()
 
     def __repr__(self) -> str:
@@ -293,7 +247,8 @@ class _Loaded:
                     self.stored.add((which, number))
 
             for start in range(0, sequence.blocks, QUEUED):
-                run(one, range(start, min(start + QUEUED, sequence.blocks)), jobs)
+                numbers = range(start, min(start + QUEUED, sequence.blocks))
+                run(one, numbers, at_once(sequence, jobs))
 
     def upgrade(self, part: int, jobs: int) -> None:
         """Add the words of more parts."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +11,8 @@ from numpy.typing import NDArray
 Bytes = NDArray[np.uint8]
 LONGEST = 12
 """Bits of the longest codeword."""
+LENGTHS = (4, 5, 6, 7, 8, 9, 10, 11, 12, 0, 3, 2, 1)
+"""The list in which lengths have their places, at first (ELSA-D-038)."""
 STRIDE = 64
 """Symbols from one anchor to the next: those between are found for all anchors at once."""
 
@@ -110,6 +113,25 @@ def _by_codeword(lengths: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[
     return order, np.cumsum(shares) - shares
 
 
+def places_of(lengths: Iterable[int]) -> list[int]:
+    """Lengths as places in the list: one that occurs moves to the front.
+
+    >>> places_of([5, 5, 4])
+    [1, 0, 1]
+    """
+    known, places = list(LENGTHS), []
+    for length in lengths:
+        places.append(known.index(length))
+        known.insert(0, known.pop(places[-1]))
+    return places
+
+
+def lengths_bits(lengths: NDArray[np.int64]) -> int:
+    """The bits that the lengths of a code take in a stream."""
+    last = int(np.flatnonzero(lengths)[-1])
+    return sum(place + 1 for place in places_of(lengths[: last + 1].tolist()))
+
+
 def write_stream(data: Bytes) -> bytes:
     """A byte stream as a Writer codes it (ELSA-D-034)."""
     if not data.size:
@@ -126,8 +148,8 @@ def _write_huffman(data: Bytes, lengths: NDArray[np.int64]) -> bytes:
     codes = np.zeros(256, np.int64)
     codes[order] = starts >> (LONGEST - lengths[order])
     last = int(order.max())
-    nibbles = np.zeros((last // 2 + 1) * 2, np.uint8)
-    nibbles[: last + 1] = lengths[: last + 1]
+    ones = "".join("1" * place + "0" for place in places_of(lengths[: last + 1].tolist()))
+    table = np.packbits([bit == "1" for bit in ones], bitorder="little").tobytes()
     streams, at = [], 0
     for size in quarters(data.size):
         part = data[at : at + size]
@@ -136,7 +158,6 @@ def _write_huffman(data: Bytes, lengths: NDArray[np.int64]) -> bytes:
         ends = np.repeat(np.cumsum(sizes), sizes)
         bits = np.repeat(codes[part], sizes) >> (ends - 1 - np.arange(ends.size)) & 1
         streams.append(np.packbits(bits.astype(np.uint8), bitorder="little").tobytes())
-    table = (nibbles[::2] | nibbles[1::2] << 4).tobytes()
     return b"".join([bytes([last]), table, *(varint(len(s)) for s in streams), *streams])
 
 
@@ -154,15 +175,35 @@ def read_stream(fields: Fields, n: int) -> Bytes:
     raise ValueError("a byte stream of unknown type")
 
 
+def _read_lengths(fields: Fields, count: int) -> list[int]:
+    """The lengths of so many symbols (ELSA-D-038)."""
+    known, place = list(LENGTHS), 0
+    found: list[int] = []
+    while True:
+        byte = fields.byte()
+        for i in range(8):
+            if len(found) == count:
+                if byte >> i:
+                    raise ValueError("unused bits of the lengths are set")
+                break
+            if byte >> i & 1:
+                place += 1
+                if place == len(known):
+                    raise ValueError("a length that is not in the list")
+            else:
+                known.insert(0, known.pop(place))
+                found.append(known[0])
+                place = 0
+        if len(found) == count:
+            return found
+
+
 def _read_code(fields: Fields) -> tuple[Bytes, Bytes]:
     """The symbol, and the length of its codeword, for each window of 12 bits (ELSA-D-035)."""
     last = fields.byte()
-    packed = fields.take(last // 2 + 1)
     lengths = np.zeros(256, np.int64)
-    lengths[: packed.size * 2 : 2], lengths[1 : packed.size * 2 : 2] = packed & 15, packed >> 4
-    if lengths.max() > LONGEST:
-        raise ValueError("a codeword of more than 12 bits")
-    if lengths[last] == 0 or lengths[last + 1 :].any():
+    lengths[: last + 1] = _read_lengths(fields, last + 1)
+    if lengths[last] == 0:
         raise ValueError("another last symbol than the code has")
     order, _ = _by_codeword(lengths)
     shares = (1 << LONGEST) >> lengths[order]

@@ -178,9 +178,12 @@ size_t elsa_delivery_scratch(size_t n, size_t itemsize)
     return (decoding > encoding ? decoding : encoding) + 64; /* it starts on a cache line */
 }
 
+enum { CHECKSUM = 8 }; /* bytes before every payload that is not empty */
+
+/* The most bytes that payloads of a block, checksums included, have together (ELSA-D-023). */
 static size_t most_of_a_block(size_t size)
 {
-    return size + size / 256 + 256;
+    return size + size / 1024 + 64;
 }
 
 size_t elsa_delivery_room(size_t n, size_t itemsize)
@@ -574,7 +577,7 @@ static uint64_t distances_cost(const uint32_t *table, size_t top, size_t k, unsi
         elsa_code_lengths(count, lengths);
         for (unsigned d = 0; d <= last; d++)
             coded += (uint64_t)count[d] * lengths[d];
-        coded += 4 * last + 64;
+        coded += elsa_lengths_bits(lengths, last) + 64;
         coded = coded < 8 * k ? coded : 8 * k;
     }
     return coded + k * (uint64_t)rest + escapes * width;

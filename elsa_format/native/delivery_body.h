@@ -490,7 +490,7 @@ static size_t NAME(encode_nested)(const void *from, size_t n, elsa_words of, uin
         memory.counters[i] = (uint8_t)(words[i] & mask);
     set_all(memory.left, n);
     uint8_t *end = out;
-    size_t left = n;
+    size_t left = n, checksums = 0;
     for (size_t part = 0; part <= of.levels; part++) {
         const uint8_t counter = (uint8_t)(part < of.levels ? part + 1 : 0);
         const size_t k = (size_t)counts[counter];
@@ -502,9 +502,10 @@ static size_t NAME(encode_nested)(const void *from, size_t n, elsa_words of, uin
             NAME(collect)(words, n, k, counter, &memory, memory.values);
             end = NAME(write_values)(memory.values, k, of, &memory, end);
             left -= k;
+            checksums += CHECKSUM;
         }
         sizes[part] = end - start;
-        if ((size_t)(end - out) > most) {
+        if ((size_t)(end - out) + checksums > most) {
             memset(sizes, 0, (of.levels + 1) * sizeof *sizes);
             sizes[0] = (int64_t)NAME(write_stored)(words, n, (size_t)counts[1], out);
             return (size_t)sizes[0];

@@ -15,6 +15,7 @@
 
 enum {
     LONGEST = 12,           /* bits of a codeword */
+    LENGTHS = LONGEST + 1,  /* that a codeword may have, and that of none */
     WINDOWS = 1 << LONGEST, /* each begins with one codeword */
     AT_ONCE = 4,            /* symbols from one load: 4 * 12 bits and 7 that were used before */
     FILLED = 6 + 8,         /* bytes that those 55 bits pass at most, and those of the next load */
@@ -65,17 +66,22 @@ static void quarters(size_t n, size_t counts[4])
 
 /* --- Codes ------------------------------------------------------------------------------------ */
 
-static void sort(uint32_t *numbers, size_t n)
+/* By rising count, byte by byte of it; what is equal keeps its order, which is that of symbols. */
+static void sort(uint32_t *leaves, size_t n)
 {
-    static const size_t gaps[] = {57, 23, 10, 4, 1};
-    for (size_t g = 0; g < sizeof gaps / sizeof *gaps; g++)
-        for (size_t i = gaps[g]; i < n; i++) {
-            const uint32_t number = numbers[i];
-            size_t j = i;
-            for (; j >= gaps[g] && numbers[j - gaps[g]] > number; j -= gaps[g])
-                numbers[j] = numbers[j - gaps[g]];
-            numbers[j] = number;
-        }
+    uint32_t sorted[256];
+    for (unsigned shift = 8; shift < 32; shift += 8) {
+        uint16_t places[257] = {0};
+        for (size_t i = 0; i < n; i++)
+            places[(leaves[i] >> shift & 255) + 1]++;
+        if (places[1] == n)
+            continue;
+        for (size_t byte = 1; byte < 256; byte++)
+            places[byte] = (uint16_t)(places[byte] + places[byte - 1]);
+        for (size_t i = 0; i < n; i++)
+            sorted[places[leaves[i] >> shift & 255]++] = leaves[i];
+        memcpy(leaves, sorted, n * sizeof *leaves);
+    }
 }
 
 void elsa_code_lengths(const uint32_t count[256], uint8_t lengths[256])
@@ -137,6 +143,36 @@ static void codewords(const uint8_t lengths[256], unsigned last, uint16_t codes[
             reversed = reversed << 1 | (code & 1);
         codes[symbol] = (uint16_t)reversed;
     }
+}
+
+/* The list in which lengths have their places, at first; one that occurs moves to the front, so that
+ * those which occur often have few bits (ELSA-D-038). */
+static const uint8_t first_lengths[LENGTHS] = {4, 5, 6, 7, 8, 9, 10, 11, 12, 0, 3, 2, 1};
+
+static void to_front(uint8_t list[LENGTHS], unsigned place)
+{
+    const uint8_t length = list[place];
+    memmove(list + 1, list, place);
+    list[0] = length;
+}
+
+static unsigned place_in(uint8_t list[LENGTHS], uint8_t length)
+{
+    unsigned place = 0;
+    while (list[place] != length)
+        place++;
+    to_front(list, place);
+    return place;
+}
+
+size_t elsa_lengths_bits(const uint8_t lengths[256], unsigned last)
+{
+    uint8_t list[LENGTHS];
+    size_t bits = 0;
+    memcpy(list, first_lengths, sizeof list);
+    for (unsigned symbol = 0; symbol <= last; symbol++)
+        bits += place_in(list, lengths[symbol]) + 1;
+    return bits;
 }
 
 /* --- Reading ---------------------------------------------------------------------------------- */
@@ -295,26 +331,48 @@ static void fill_table(const uint8_t lengths[256], unsigned last, uint16_t *symb
     }
 }
 
+static const char *read_lengths(elsa_fields *fields, unsigned last, uint8_t lengths[256])
+{
+    uint8_t list[LENGTHS];
+    place p = {fields->at, 0};
+    memcpy(list, first_lengths, sizeof list);
+    for (unsigned symbol = 0; symbol <= last; symbol++) {
+        const uint64_t bits = window(&p, fields->end); /* and zeros behind the end */
+        unsigned place = 0;
+        while (bits >> place & 1)
+            place++;
+        if (place >= LENGTHS)
+            return "a length that is not in the list";
+        p.bit += place + 1;
+        p.at += p.bit / 8;
+        p.bit %= 8;
+        if (p.at > fields->end || (p.at == fields->end && p.bit > 0))
+            return elsa_too_short;
+        to_front(list, place);
+        lengths[symbol] = list[0];
+    }
+    if (p.bit > 0 && *p.at >> p.bit != 0)
+        return "unused bits of the lengths are set";
+    fields->at = p.at + (p.bit > 0);
+    return NULL;
+}
+
 static const char *read_code(elsa_fields *fields, uint16_t *symbols)
 {
     if (elsa_left(fields) < 1)
         return elsa_too_short;
     const unsigned last = *fields->at++;
-    if (elsa_left(fields) < last / 2 + 1)
-        return elsa_too_short;
     uint8_t lengths[256] = {0};
+    const char *wrong = read_lengths(fields, last, lengths);
+    if (wrong != NULL)
+        return wrong;
     unsigned used = 0, filled = 0;
-    for (unsigned symbol = 0; symbol <= (last | 1); symbol++) {
-        const uint8_t length = fields->at[symbol / 2] >> 4 * (symbol % 2) & 15;
-        if (length > LONGEST)
-            return "a codeword of more than 12 bits";
-        if (symbol > last ? length != 0 : symbol == last && length == 0)
-            return "another last symbol than the code has";
-        lengths[symbol] = length;
-        used += length > 0;
-        filled += length > 0 ? (unsigned)WINDOWS >> length : 0;
+    for (unsigned symbol = 0; symbol <= last; symbol++) {
+        used += lengths[symbol] > 0;
+        filled += lengths[symbol] > 0 ? (unsigned)WINDOWS >> lengths[symbol] : 0;
     }
-    fields->at += last / 2 + 1;
+    if (lengths[last] == 0)
+        return "another last symbol than the code has";
     if (used < 2 || filled != WINDOWS)
         return "codewords that do not fill the code";
     fill_table(lengths, last, symbols);
@@ -412,7 +470,7 @@ void elsa_plan_stream(const uint8_t *bytes, size_t n, elsa_stream *stream)
         return;
     }
     elsa_code_lengths(total, stream->lengths);
-    size_t coded = 1 + stream->last / 2 + 1;
+    size_t coded = 1 + (elsa_lengths_bits(stream->lengths, stream->last) + 7) / 8;
     for (size_t s = 0; s < 4; s++) {
         uint64_t bits = 0;
         for (unsigned symbol = 0; symbol <= stream->last; symbol++)
@@ -458,6 +516,22 @@ static uint8_t *write_bits(const uint8_t *bytes, size_t n, const uint32_t codes[
     return out;
 }
 
+static uint8_t *write_lengths(const uint8_t lengths[256], unsigned last, uint8_t *out)
+{
+    uint8_t list[LENGTHS];
+    unsigned pending = 0, bits = 0;
+    memcpy(list, first_lengths, sizeof list);
+    for (unsigned symbol = 0; symbol <= last; symbol++) {
+        const unsigned place = place_in(list, lengths[symbol]);
+        pending |= ((1u << place) - 1) << bits;
+        for (bits += place + 1; bits >= 8; bits -= 8, pending >>= 8)
+            *out++ = (uint8_t)pending;
+    }
+    if (bits > 0)
+        *out++ = (uint8_t)pending;
+    return out;
+}
+
 uint8_t *elsa_write_stream(const uint8_t *bytes, size_t n, const elsa_stream *stream, uint8_t *out)
 {
     if (n == 0)
@@ -475,9 +549,7 @@ uint8_t *elsa_write_stream(const uint8_t *bytes, size_t n, const elsa_stream *st
     uint32_t codes[256];
     codewords(stream->lengths, stream->last, words);
     *out++ = (uint8_t)stream->last;
-    for (unsigned symbol = 0; symbol <= stream->last; symbol += 2)
-        /* That behind the last has no codeword, and length 0. */
-        *out++ = (uint8_t)(stream->lengths[symbol] | stream->lengths[symbol + 1] << 4);
+    out = write_lengths(stream->lengths, stream->last, out);
     for (unsigned symbol = 0; symbol <= stream->last; symbol++)
         codes[symbol] = (uint32_t)stream->lengths[symbol] << 16 | words[symbol];
     for (size_t s = 0; s < 4; s++)

@@ -47,4 +47,7 @@ uint8_t *elsa_write_stream(const uint8_t *bytes, size_t n, const elsa_stream *st
 /* The lengths of a Writer's code, for two symbols or more that occur (ELSA-D-037). */
 void elsa_code_lengths(const uint32_t count[256], uint8_t lengths[256]);
 
+/* The bits that the lengths of symbols 0…last take in a stream (ELSA-D-038). */
+size_t elsa_lengths_bits(const uint8_t lengths[256], unsigned last);
+
 #endif

@@ -104,25 +104,24 @@ export class DeliveryFile {
     const all = [...plain, ...this.nested]
     const size = ends[part] - ends[part - 1]
     const count = all.reduce((sum, { count }) => sum + Math.ceil(count / block), 0)
-    if (12 * count > size) fail(CODE, `part ${part} has ${size} bytes, expected an index of ${count} blocks`)
-    const index = await bytes.take(12 * count)
-    if (index.length < 12 * count) this.incomplete(part, bytes.at)
+    if (3 * count > size) fail(CODE, `part ${part} has ${size} bytes, expected an index of ${count} blocks`)
+    const index = await bytes.take(3 * count)
+    if (index.length < 3 * count) this.incomplete(part, bytes.at)
     const blocks = all.flatMap(sequence => Array.from({ length: Math.ceil(sequence.count / block) }, (_, i) => ({ sequence, first: i * block })))
-    const view = new DataView(index.buffer, index.byteOffset)
-    checkIndex(view, blocks, block, size)
+    checkIndex(index, blocks, block, size)
     for (const sequence of part === 1 ? all : plain) this.place(sequence)
     const longest = Math.min(block, all.reduce((most, { count }) => Math.max(most, count), 0))
     if (this.decoder.left.length < longest) this.decoder = new Decoder(longest)
     for (const [i, { sequence, first }] of blocks.entries()) {
-      const length = view.getUint32(12 * i, true)
-      // With 8 bytes to spare: decoders read whole words.
-      if (this.buffer.length < length + 8) this.buffer = new Uint8Array(length + length / 4 + 1024)
-      const payload = this.buffer.subarray(0, length)
-      if (await bytes.fill(payload) < length) this.incomplete(part, bytes.at)
-      if (xxh3(payload, seed, this.kernels) !== view.getBigUint64(12 * i + 4, true)) {
-        fail('ChecksumMismatch', `a payload of part ${part} does not have the checksum of the index`)
+      const length = sizeAt(index, i)
+      // Behind its checksum, and with 8 bytes to spare: decoders read whole words.
+      if (this.buffer.length < length + 16) this.buffer = new Uint8Array(length + length / 4 + 1024)
+      const whole = length && length + 8
+      if (await bytes.fill(this.buffer.subarray(0, whole)) < whole) this.incomplete(part, bytes.at)
+      if (length && xxh3(this.buffer.subarray(8, whole), seed, this.kernels) !== new DataView(this.buffer.buffer).getBigUint64(0, true)) {
+        fail('ChecksumMismatch', `a payload of part ${part} does not have its checksum`)
       }
-      this.decodeBlock(part, sequence, first, new Payload(this.buffer, length), plain.includes(sequence))
+      this.decodeBlock(part, sequence, first, new Payload(this.buffer.subarray(8), length), plain.includes(sequence))
     }
   }
 
@@ -291,20 +290,23 @@ function sequences(entries) {
   return [...found.values()]
 }
 
+/** A size in an index. @param {Uint8Array} index @param {number} i */
+const sizeAt = (index, i) => index[3 * i] | index[3 * i + 1] << 8 | index[3 * i + 2] << 16
+
 /**
  * The sizes of an index (ELSA-D-015, 018).
- * @param {DataView} view
+ * @param {Uint8Array} index
  * @param {{sequence: Sequence, first: number}[]} blocks
  * @param {number} block
  * @param {number} size of the part
  */
-function checkIndex(view, blocks, block, size) {
-  let sum = 12 * blocks.length
+function checkIndex(index, blocks, block, size) {
+  let sum = 3 * blocks.length
   for (const [i, { sequence: { type: { bits }, count }, first }] of blocks.entries()) {
     const words = Math.min(block, count - first)
-    const length = view.getUint32(12 * i, true)
+    const length = sizeAt(index, i)
     if (length > words * bits / 8 + Math.ceil(words / 8) + 1024) fail(CODE, `a payload of ${length} bytes for ${words} words`)
-    sum += length
+    sum += length && length + 8
   }
   if (sum !== size) fail(CODE, `a part of ${size} bytes, its index says ${sum}`)
 }

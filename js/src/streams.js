@@ -59,10 +59,8 @@ export class Payload {
   huffman(out, count) {
     const { bytes } = this
     const last = this.byte()
-    const at = this.skip(last + 2 >> 1)
-    const lengths = new Uint8Array(last + 1)
-    for (let i = 0; i <= last; i++) lengths[i] = bytes[at + (i >> 1)] >> 4 * (i & 1) & 15
-    if (!lengths[last] || !(last & 1) && bytes[this.at - 1] >> 4) fail(CODE, 'code lengths that do not end with the last symbol')
+    const lengths = this.lengths(last)
+    if (!lengths[last]) fail(CODE, 'code lengths that do not end with the last symbol')
     if (!fillTable(lengths)) fail(CODE, 'a Huffman code that is not complete')
     const sizes = [this.varint(), this.varint(), this.varint(), this.varint()]
     const quarter = count + 3 >> 2
@@ -72,6 +70,21 @@ export class Payload {
       if (used + 7 >> 3 !== sizes[i]) fail(CODE, `a bit stream of ${sizes[i]} bytes, expected ${used} bits`)
       this.checkUnused(used)
     }
+  }
+
+  /** The lengths of a code: of each its place in a list, so many ones and a zero (ELSA-D-038). @param {number} last symbol */
+  lengths(last) {
+    const lengths = new Uint8Array(last + 1)
+    const list = [4, 5, 6, 7, 8, 9, 10, 11, 12, 0, 3, 2, 1]
+    let bits = 0
+    for (let i = 0; i <= last; i++) {
+      let place = 0
+      while (this.bytes[bits & 7 ? this.at - 1 : this.skip(1)] >> (bits++ & 7) & 1) place++
+      if (place >= list.length) fail(CODE, 'a code length that is not in the list')
+      list.unshift(lengths[i] = list.splice(place, 1)[0])
+    }
+    this.checkUnused(bits)
+    return lengths
   }
 
   /**

@@ -32,7 +32,7 @@ from spec.cases.shards import make_index, make_shards, shard_name
 EXTENDED = {
     "InvalidDelivery": """
         bits_few bits_outside bits_short block_21 block_float block_missing block_null
-        code_one_symbol escape_missing gaps_many gaps_none h_254 head_adler
+        code_one_symbol escape_missing lengths_cut gaps_many gaps_none h_254 head_adler
         head_checksum_missing head_dictionary head_empty head_end head_long head_method
         header_missing header_short index_long k_above mode_2_all parts_float parts_long
         parts_object parts_true payload_long plain_cut plain_empty requires_string sizes_beyond
@@ -399,13 +399,13 @@ def add_parts(broken: Broken) -> None:
 
     good = of_bytes().indexed()[0]
     size = good[0]
-    part("index_cut", good[:11], "15", "a part that is shorter than its index")
+    part("index_cut", good[:2], "15", "a part that is shorter than its index")
     part("index_long", patched(good, 0, size + 1), "15", "a payload that ends behind its part")
     part("index_short", patched(good, 0, size - 1), "15 44", "a byte behind the last payload")
     text = "a payload of more than n·W/8 + ⌈n/8⌉ + 1024 bytes; comes before its checksum"
-    part("payload_size", (1052).to_bytes(4, "little") + bytes(8 + 1052), "18 44", text)
+    part("payload_size", (1052).to_bytes(3, "little") + bytes(8 + 1052), "18 44", text)
     text = "one byte of a payload changed; comes before what it decodes to"
-    changed = patched(good, 13, 3)
+    changed = patched(good, 12, 3)
     part("ship_payload", changed, "18 44", text, error="ChecksumMismatch")
 
     # 12 bits for each of 3000 bytes: what a Reader without the limit would take.
@@ -416,15 +416,16 @@ def add_parts(broken: Broken) -> None:
     text = "a payload that decodes, and is longer than it may be"
     broken("payload_long", draft, "18", text)
 
-    for case, at in (("ship_empty", 0), ("ship_dense", -1)):
-        draft = of_words()
-        if at == 0:  # no weight is frozen: the payload of part 1 is empty
-            draft = Draft(network([floats("w", [0.5, 0.25])], 1, 1, ["w"]))
-        draft.parts = draft.indexed()
-        draft.parts[at] = patched(draft.parts[at], 4, draft.parts[at][4] ^ 1)
-        text = "an empty payload without the checksum of no bytes"
-        text = text if at == 0 else "a wrong checksum in the dense part"
-        broken(case, draft, "18", text, error="ChecksumMismatch")
+    draft = of_words()
+    draft.parts = draft.indexed()
+    draft.parts[-1] = patched(draft.parts[-1], 3, draft.parts[-1][3] ^ 1)
+    text = "a wrong checksum in the dense part"
+    broken("ship_dense", draft, "18", text, error="ChecksumMismatch")
+    draft = Draft(network([floats("w", [0.5, 0.25])], 1, 1, ["w"]))
+    draft.parts = draft.indexed()
+    draft.parts[0] += bytes(8)
+    text = "a checksum of an empty payload, which has none"
+    broken("checksum_empty", draft, "15", text)
 
     draft = of_bytes()
     header = dump({"b": {"dtype": "U8", "shape": [2**59], "data_offsets": [0, 2**59]}})
@@ -577,38 +578,42 @@ def add_streams(broken: Broken) -> None:
     stream("type_0_short", b"\0" + DIGITS[:-1], "33", "23 of 24 bytes")
     stream("type_0_long", b"\0" + DIGITS + b"\0", "21 33", "25 of 24 bytes")
     stream("type_1_cut", b"\1", "33", "type 1 without its byte")
-    # 02, 09, lengths 40 33 33 43 33, sizes 03 03 03 03, and four streams.
+    # 02, 09, lengths, sizes 03 03 03 03, and four streams.
+    lengths = delivery.code_lengths(Counter(DIGITS))
+    table = [lengths.get(symbol, 0) for symbol in range(10)]
+    sizes = 2 + len(delivery.write_lengths(table))
     four = dict.fromkeys(DIGITS, 4)
     text = "lengths that do not fill the code: 9 codewords of 4 bits"
     stream("code_under", b"\2" + delivery.write_huffman(DIGITS, four), "35", text)
-    over = delivery.code_lengths(Counter(DIGITS)) | {10: 12}
+    over = lengths | {10: 12}
     text = "lengths that more than fill the code, by a symbol that does not occur"
     stream("code_over", b"\2" + delivery.write_huffman(DIGITS, over), "35", text)
-    chain = {symbol: min(symbol + 1, 13) for symbol in range(14)}
-    data = bytes([*range(10), *range(10), 0, 1, 2, 3])
-    text = "codewords of 13 bits, in a code that is complete"
-    stream("length_13", b"\2" + delivery.write_huffman(data, chain), "35", text, data)
-    one = b"\2\5\0\0\x10" + b"\1\1\1\1" + bytes(4)
+    text = "a length of which the list has not so many: 13 ones"
+    stream("length_place", b"\2\x09\xff\x1f" + good[4:], "38", text)
+    stream("lengths_cut", b"\2\xff" + bytes(31), "21 38", "248 of 256 lengths, and no more")
+    one = b"\2\5" + delivery.write_lengths([0, 0, 0, 0, 0, 1]) + b"\1\1\1\1" + bytes(4)
     stream("code_one_symbol", one, "35", "one symbol, of length 1", b"\5" * 24)
     text = "the last symbol has no codeword"
-    absent = b"\2\x0a" + good[2:7] + b"\0" + good[7:]
+    absent = b"\2\x0a" + delivery.write_lengths([*table, 0]) + good[sizes:]
     stream("last_absent", absent, "38", text)
-    eight = bytes(min(digit, 8) for digit in DIGITS)
-    coded = delivery.write_stream(eight)
-    text = "a length above the last symbol"
-    stream("nibble_above", patched(coded, 6, coded[6] | 0x30), "38", text, eight)
+    text = "an unused bit behind the lengths is set"
+    three = b"\0\1\2\0" * 15
+    coded = delivery.write_stream(three)  # 02, 02, lengths in 27 bits of ff ef ff 01
+    stream("lengths_unused", patched(coded, 5, 0x81), "38", text, three)
     text = "one byte more than the codewords of a bit stream need"
-    stream("bits_more", patched(good, 7, 4)[:14] + b"\0" + good[14:], "39", text)
+    stream(
+        "bits_more", patched(good, sizes, 4)[: sizes + 7] + b"\0" + good[sizes + 7 :], "39", text
+    )
     text = "one byte less than the codewords of the last bit stream need"
-    stream("bits_less", patched(good, 10, 2)[:-1], "39", text)
+    stream("bits_less", patched(good, sizes + 3, 2)[:-1], "39", text)
     text = "a byte of one bit stream counted to the one before"
-    stream("sizes_moved", patched(good, 7, 4, 2), "38 39", text)
+    stream("sizes_moved", patched(good, sizes, 4, 2), "38 39", text)
     stream("bits_set", patched(good, len(good) - 1, good[-1] | 128), "39", "an unused bit is set")
     text = "the size of a bit stream as a varint of two bytes"
-    stream("varint_size", good[:7] + b"\x83\0" + good[8:], "21 38", text)
-    stream("sizes_beyond", patched(good, 10, 100), "38", "a bit stream that ends behind all")
+    stream("varint_size", good[:sizes] + b"\x83\0" + good[sizes + 1 :], "21 38", text)
+    stream("sizes_beyond", patched(good, sizes + 3, 100), "38", "a bit stream that ends behind all")
     text = "two symbols in four bit streams, of which the last has a byte"
-    pair = b"\2\1\x11" + b"\1\1\0\1" + b"\0\1\0"
+    pair = b"\2\1" + delivery.write_lengths([1, 1]) + b"\1\1\0\1" + b"\0\1\0"
     stream("stream_empty", pair, "38 39", text, b"\0\1")
 
 

@@ -101,12 +101,12 @@ def show_huffman(page: Page, fields: delivery.Fields, data: bytes) -> None:
     """A code and its four bit streams (§8.3)."""
     last = fields.byte()
     page.show(1, f"last = {last}")
-    nibbles = [byte >> shift & 15 for byte in fields.take(last // 2 + 1) for shift in (0, 4)]
-    lengths = {symbol: length for symbol, length in enumerate(nibbles) if length}
-    page.show(last // 2 + 1, "lengths of symbols 0… : " + " ".join(map(str, nibbles[: last + 1])))
+    show_lengths(page, fields, last)
+    start = fields.at
+    lengths = delivery.code_lengths(Counter(data))
     code = delivery.codewords(lengths)
     sizes = [fields.varint() for _ in range(4)]
-    page.show(fields.at - last // 2 - 2, f"bytes of the bit streams: {', '.join(map(str, sizes))}")
+    page.show(fields.at - start, f"bytes of the bit streams: {', '.join(map(str, sizes))}")
     at = 0
     for size, count in zip(sizes, delivery.quarters(len(data)), strict=True):
         symbols = data[at : at + count]
@@ -115,6 +115,18 @@ def show_huffman(page: Page, fields: delivery.Fields, data: bytes) -> None:
         page.show(size, " ".join(words) + (f" | {unused} unused" if unused else ""))
         page.remark("= " + " ".join(map(str, symbols)))
         at += count
+
+
+def show_lengths(page: Page, fields: delivery.Fields, last: int) -> None:
+    """The lengths of a code: ones and a zero for the place of each in the list (§8.3)."""
+    start = fields.at
+    lengths = delivery.read_lengths(fields, last + 1)
+    bits = bits_of(fields.data[start : fields.at])
+    *places, unused = bits.split("0", last + 1)
+    shown = " ".join(place + "0" for place in places) + (f" | {unused} unused" if unused else "")
+    page.show(fields.at - start, "places of the lengths in the list, one after the other:")
+    page.remark(shown)
+    page.remark(f"= lengths of symbols 0…{last}: " + " ".join(map(str, lengths)))
 
 
 def show_positions(page: Page, fields: delivery.Fields, k: int, r: int) -> None:
@@ -200,13 +212,13 @@ def annotate(raw: bytes) -> str:
         name = f"part {t}" if c else "the dense part"
         page.title(f"{name}, {len(part)} bytes; index:")
         for run in sequences:
-            size = int.from_bytes(raw[page.at : page.at + 4], "little")
-            page.show(4, f"{size} bytes for the words of {run.names[0]}, {run.dtype}")
-            page.show(8, "their XXH3-64, that of the source's header being the seed")
+            size = int.from_bytes(raw[page.at : page.at + 3], "little")
+            page.show(3, f"{size} bytes for the words of {run.names[0]}, {run.dtype}")
         for run, payload in zip(sequences, opened.payloads(t), strict=True):
             fields = delivery.Fields(payload)
             dtype = run.dtype
             page.title(f"the words of {run.names[0]} in {name}:")
+            page.show(8, "XXH3-64 of what follows, that of the source's header being the seed")
             if run in plan.plain[t - 1]:
                 words = show_values(page, fields, run.length, dtype, 0, 0)
                 places = [f"{run.names[0]}[{i}]" for i in range(run.length)]

@@ -197,13 +197,12 @@ def test_payloads_changed_with_their_checksums(case: str) -> None:
         indexes = [delivery.prefix.payloads(part) for part in range(1, parts + 1)]
     for part, payloads in enumerate(indexes, 1):
         for number in range(payloads.count):
-            position, size, _ = _entry(raw, document.ends[part], payloads.count, number)
+            position, size = _payload(raw, document.ends[part], payloads.count, number)
             for _ in range(min(size, 25)):
                 changed = bytearray(raw)
                 changed[position + choose.randrange(size)] ^= 1 << choose.randrange(8)
                 checksum = xxhash.xxh3_64_intdigest(changed[position : position + size], seed=seed)
-                entry = document.ends[part] + 12 * number + 4
-                changed[entry : entry + 8] = checksum.to_bytes(8, "little")
+                changed[position - 8 : position] = checksum.to_bytes(8, "little")
                 source = io.BytesIO(bytes(changed))
                 verdicts[error_of(lambda: verify(source))] += 1  # noqa: B023
     assert verdicts["InvalidDelivery"]
@@ -213,9 +212,11 @@ def test_payloads_changed_with_their_checksums(case: str) -> None:
     }
 
 
-def _entry(raw: bytes, start: int, count: int, number: int) -> tuple[int, int, int]:
-    sizes = [int.from_bytes(raw[start + 12 * i :][:4], "little") for i in range(number + 1)]
-    return start + 12 * count + sum(sizes[:-1]), sizes[-1], 0
+def _payload(raw: bytes, start: int, count: int, number: int) -> tuple[int, int]:
+    """Where a payload begins behind its checksum, and how long it is."""
+    sizes = [int.from_bytes(raw[start + 3 * i :][:3], "little") for i in range(number + 1)]
+    before = sum(size + 8 for size in sizes[:-1] if size)
+    return start + 3 * count + before + 8, sizes[-1]
 
 
 @each("valid", "delivery_index")

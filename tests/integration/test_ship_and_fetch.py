@@ -7,8 +7,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -153,6 +154,86 @@ def test_shards(source: Path, tmp_path: Path) -> None:
         elsa.ship(index, tmp_path / "file")
 
 
+def test_ship_from_a_server(server: Server, source: Path, tmp_path: Path) -> None:
+    """A file or the shards of an index at a URL are read once, and give what local ones give."""
+    elsa.ship(source, tmp_path / "one")
+    raw = source.read_bytes()
+    elsa.ship(server.serve(raw), tmp_path / "from a URL")
+    assert (tmp_path / "from a URL").read_bytes() == (tmp_path / "one").read_bytes()
+    assert server.sent == len(raw)
+    index = tmp_path / "model.safetensors.index.json"
+    elsa.extract(source, index, level=3, keep_levels=True, max_shard_size=400_000)
+    shards = sorted(tmp_path.glob("model-*.safetensors"))
+    url = server.serve(index.read_bytes(), f"/{index.name}")
+    for shard in shards:
+        server.serve(shard.read_bytes(), f"/{shard.name}")
+    made = []
+    for place, where in (("near", index), ("far", url)):
+        (tmp_path / place).mkdir()
+        report = elsa.ship(where, tmp_path / place / "model.ship.safetensors.index.json")
+        made.append({Path(file).name: Path(file).read_bytes() for file in report.files})
+    assert len(shards) > 1
+    assert made[0] == made[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (lambda raw: raw[:-1], "Truncated"),
+        (lambda raw: raw + b"x", "TrailingData"),
+        (lambda raw: raw[:-1] + bytes([raw[-1] ^ 1]), "ChecksumMismatch"),
+    ],
+)
+def test_a_wrong_source_leaves_nothing(
+    source: Path, tmp_path: Path, change: Callable[[bytes], bytes], error: str
+) -> None:
+    """It is noticed when much has been coded already."""
+    wrong = change(source.read_bytes())
+    (tmp_path / "wrong").write_bytes(wrong)
+    for where in (tmp_path / "wrong", io.BytesIO(wrong), Pipe(wrong)):
+        with pytest.raises(elsa.FormatError) as found:
+            elsa.ship(where, tmp_path / "out")  # type: ignore[arg-type]
+        assert type(found.value).__name__ == error
+    assert [path.name for path in tmp_path.iterdir()] == ["wrong"]
+
+
+class Pipe(io.RawIOBase):
+    """A stream that cannot seek."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = io.BytesIO(data)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        return self._data.readinto(buffer)
+
+
+@pytest.mark.parametrize("cores", [1, 3])
+def test_decoded_ahead(
+    source: Path, shipped: Path, tmp_path: Path, cores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads make no difference, to what is read, to what is wrong, nor to one tensor alone."""
+    monkeypatch.setattr("elsa_format._delivery.blocks.SMALL", 0)
+    monkeypatch.setattr("elsa_format._delivery.blocks.at_once.__defaults__", (cores,))
+    with elsa.open(source) as wanted, elsa.open(shipped) as file:
+        for level in (1, "dense"):
+            expected = {name: array.tobytes() for name, array in wanted.load(level).items()}
+            assert {n: a.tobytes() for n, a in file.load(level).items()} == expected
+            assert {n: a.tobytes() for n, a in elsa.stream(shipped, level=level)} == expected
+            assert file.tensor("layer2", level).tobytes() == expected["layer2"]
+    elsa.extract(shipped, tmp_path / "back", whole=True)
+    assert (tmp_path / "back").read_bytes() == source.read_bytes()
+    raw = bytearray(shipped.read_bytes())
+    raw[-1] ^= 1
+    with elsa.open(io.BytesIO(bytes(raw))) as file:
+        for _ in range(2):  # the error is not all that is left of the block
+            with pytest.raises(elsa.ChecksumMismatch):
+                file.load("dense")
+        assert file.tensor("layer0", "dense").size == 60_000
+
+
 def test_commands(source: Path, tmp_path: Path) -> None:
     run, ship, fetch = CliRunner(), find_command("ship"), find_command("fetch")
     assert ship is not None
@@ -203,8 +284,13 @@ def test_the_level_for_a_budget(
     with pytest.raises(elsa.NoSuchLevel, match="level 1 takes"):
         elsa.fetch(url, out, max_size=100)
     assert not out.exists()
-    assert elsa.fetch(url, out, max_size=sizes[2]).level == 2
-    assert elsa.fetch(url, out, max_size=sizes[3] - sizes[2]).level == 3
+    with pytest.raises(elsa.NoSuchLevel, match=f"level 1 takes {sizes[1]}"):
+        elsa.fetch(url, out, max_size=sizes[1] - 1)  # header and head count, too
+    assert elsa.fetch(url, out, max_size=sizes[2]).fetched == sizes[2]
+    header = 8 + int.from_bytes(shipped.read_bytes()[:8], "little")  # brought again, to compare
+    more = header + sizes[3] - sizes[2]
+    assert elsa.fetch(url, out, max_size=more - 1).level == 2
+    assert elsa.fetch(url, out, max_size=more).level == 3
     assert out.stat().st_size == sizes[3]
 
 
