@@ -10,7 +10,10 @@
 #define UNROLLED _Pragma("GCC unroll 16")
 #endif
 
-enum { AHEAD = 512 }; /* values that are fetched before they are needed */
+enum {
+    AHEAD = 512,       /* values that are fetched before they are needed */
+    CACHED = 256 << 10, /* at most so many values are in the cache from the last run */
+};
 
 /* Where share `i` of `count` equal shares of the whole begins. */
 static int64_t elsa_share(int64_t whole, size_t i, size_t count)

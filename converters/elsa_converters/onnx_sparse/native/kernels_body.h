@@ -71,14 +71,15 @@ TARGET INLINE float NAME(rectified)(float a, bool relu)
 /* ---- few rows of x ---- */
 
 TARGET INLINE float NAME(dot)(const VALUE *values, const uint16_t *columns, int64_t count,
-                              const float *x)
+                              const float *x, const bool large)
 {
     GATHERED a = {0}, b = {0};
     int64_t i = 0;
     for (; i + 2 * LANES <= count; i += 2 * LANES) {
-        /* The processor alone is late: from memory this saves up to half of the time. */
-        __builtin_prefetch(values + i + AHEAD);
-        __builtin_prefetch(columns + i + AHEAD);
+        if (large) { /* The processor alone is late: this saves up to half of the time; cached, it costs 5 %. */
+            __builtin_prefetch(values + i + AHEAD);
+            __builtin_prefetch(columns + i + AHEAD);
+        }
         a += NAME(gather)(x, columns + i) * NAME(numbers)(values, i);
         b += NAME(gather)(x, columns + i + LANES) * NAME(numbers)(values, i + LANES);
     }
@@ -102,7 +103,10 @@ TARGET static void NAME(gemv)(void *data, size_t task)
         int64_t start = layer->starts[r], count = layer->starts[r + 1] - start;
         const VALUE *values = (const VALUE *)layer->values + start;
         for (int64_t j = 0; j < g->rows; j++) {
-            float s = NAME(dot)(values, layer->columns + start, count, g->x + j * width);
+            const float *x = g->x + j * width;
+            float s = layer->count > CACHED
+                          ? NAME(dot)(values, layer->columns + start, count, x, true)
+                          : NAME(dot)(values, layer->columns + start, count, x, false);
             s += layer->bias[r];
             if (g->sum)
                 s += g->sum[j * outputs + r];
