@@ -36,14 +36,14 @@ def meta_model(megabytes: int) -> nn.Module:
 
 
 def best(actions: dict[str, Callable[[], object]], repeat: int) -> dict[str, float]:
-    """Least CPU time of each, of all threads, taken in turn so that all see the same machine."""
+    """Least time of each, with the threads it takes, in turn so that all see the same machine."""
     times = dict.fromkeys(actions, float("inf"))
     for _ in range(repeat):
         for name, action in actions.items():
             gc.collect()
-            start = time.process_time()
+            start = time.perf_counter()
             action()
-            times[name] = min(times[name], time.process_time() - start)
+            times[name] = min(times[name], time.perf_counter() - start)
     return times
 
 
@@ -189,7 +189,7 @@ def main() -> None:
             *used,
             *training(options.repeat),
         ]
-    print("Ratios of CPU time, of all threads, and of private memory.\n")
+    print("Ratios of time, each with the threads that it takes, and of private memory.\n")
     print("| what | ratio | target | reached |\n| --- | ---: | --- | --- |")
     for what, ratio, limit in rows:
         target, reached = "", ""
