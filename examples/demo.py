@@ -36,6 +36,7 @@ NET, TEMPLATE = OUT / "net.safetensors", OUT / "net.onnx"
 SHIPPED, DEVICE = OUT / "net.ship.safetensors", OUT / "device.ship.safetensors"
 LEVEL_1, LEVEL_2 = OUT / "level1.safetensors", OUT / "level2.onnx"
 ALL_LEVELS = OUT / "all-levels.onnx"
+SHORT = "--epochs 12 --sparsify-epochs 12 --densify-epochs 6 --densify-factor 0.1"
 
 
 def main() -> None:
@@ -49,7 +50,7 @@ def main() -> None:
     model = models.DigitsNet(num_classes=10)
 
     say("1. Train three sparse networks inside one dense network (JAX)")
-    shell(f"elsa-train digits --epochs 12 --sparsify-epochs 12 --densify-epochs 6 -o {OUT}/run")
+    shell(f"elsa-train digits {SHORT} -o {OUT}/run")
     shutil.copy(OUT / "run" / "seed-0" / "model.safetensors", NET)
 
     say("2. One file holds them all")
