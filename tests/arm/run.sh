@@ -11,15 +11,15 @@ for tool in aarch64-linux-gnu-gcc qemu-aarch64; do
 done
 
 if [ ! -e "$arm/ready" ]; then
-  rm -rf "$arm" && mkdir -p "$arm"/{state/lists/partial,cache/archives/partial,root} && : > "$arm/status"
+  rm -rf "$arm" && mkdir -p "$arm"/{state/lists/partial,cache/archives/partial,system} && : > "$arm/status"
   get=(apt-get -qq -o APT::Architecture=arm64 -o APT::Architectures=arm64 -o APT::Sandbox::User=root
     -o Dir::State="$arm/state" -o Dir::State::status="$arm/status" -o Dir::Cache="$arm/cache")
   "${get[@]}" update
   "${get[@]}" install --yes --download-only --no-install-recommends libpython3-dev libstdc++6 python3-minimal > /dev/null
-  for package in "$arm"/cache/archives/*.deb; do dpkg-deb --extract "$package" "$arm/root"; done
+  for package in "$arm"/cache/archives/*.deb; do dpkg-deb --extract "$package" "$arm/system"; done
   touch "$arm/ready"
 fi
-printf '#!/bin/sh\nexec qemu-aarch64 -L %s %s "$@"\n' "$arm/root" "$(readlink -f "$arm"/root/usr/bin/python3)" \
+printf '#!/bin/sh\nexec qemu-aarch64 -L %s %s "$@"\n' "$arm/system" "$(readlink -f "$arm"/system/usr/bin/python3)" \
   > "$arm/python"
 chmod +x "$arm/python"
 version=$("$arm/python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
@@ -36,7 +36,7 @@ rm -rf "$arm/package" && mkdir "$arm/package"
 cp -r elsa_format spec tests pyproject.toml "$arm/package"
 rm -f "$arm"/package/elsa_format/*.so
 aarch64-linux-gnu-gcc -std=c11 -O3 -shared -fPIC -DPy_LIMITED_API=0x030b0000 \
-  -isystem "$arm/root/usr/include/python$version" -isystem "$arm/root/usr/include" \
+  -isystem "$arm/system/usr/include/python$version" -isystem "$arm/system/usr/include" \
   "${native[@]}" -o "$arm/package/elsa_format/_native.abi3.so"
 cd "$arm/package"
 export PYTHONPATH=$PWD:$arm/site PYTHONDONTWRITEBYTECODE=1 CI=1
