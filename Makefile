@@ -58,12 +58,12 @@ LOWEST = $(BIN)/uv pip install --quiet --python .cache/lowest --resolution lowes
 test-lowest: $(VENV)/ready  ## with the oldest version of every dependency that pyproject.toml states
 	$(BIN)/python -m pip install --quiet uv
 	$(BIN)/uv venv --quiet --clear --python $(PYTHON) .cache/lowest
-	$(LOWEST) --editable '.[onnx,remote]' 'jsonschema>=4.21' 'safetensors>=0.6' 'scipy>=1.12'
+	$(LOWEST) --editable '.[onnx,remote]' 'jsonschema>=4.21' 'safetensors>=0.8' 'scipy>=1.12'
 	$(BIN)/uv pip install --quiet --python .cache/lowest pytest pytest-xdist hypothesis
 	.cache/lowest/bin/python -m pytest -q -n 2 tests/unit tests/property tests/conformance tests/integration \
 	  tests/onnx --ignore tests/onnx/test_onnx_flax.py
 	$(BIN)/uv venv --quiet --clear --python $(PYTHON) .cache/lowest
-	$(LOWEST) --editable '.[plot,train]' 'safetensors>=0.6'
+	$(LOWEST) --editable '.[plot,train]' 'safetensors>=0.8'
 	$(BIN)/uv pip install --quiet --python .cache/lowest pytest pytest-xdist hypothesis
 	.cache/lowest/bin/python -m pytest -q -n 2 --dist loadfile tests/train
 

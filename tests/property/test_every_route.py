@@ -42,12 +42,12 @@ def finite(
     size = int(np.prod(shape))
     words = rng.integers(0, 2 ** (8 * word.itemsize - 1), size, np.uint64).astype(word)
     special = rng.integers(0, 8, size)
-    sign = word.type(1 << (8 * word.itemsize - 1))
+    one, sign = word.type(1), word.type(1 << (8 * word.itemsize - 1))
     words[special == 0] = 0
     words[special == 1] = sign  # -0
     words[special == 2] = rng.integers(1, 1 << bits, (special == 2).sum())  # denormals
     infinity = np.array([np.inf]).astype(dtype).view(word)[0]
-    words[(words & (sign - 1)) >= infinity] = infinity - 1  # the largest finite value
+    words[(words & (sign - one)) >= infinity] = infinity - one  # the largest finite value
     words |= rng.integers(0, 2, size).astype(word) * sign
     counters = rng.integers(0, levels + 1, size).astype(word)
     words = (words & ~word.type((1 << bits) - 1)) | counters

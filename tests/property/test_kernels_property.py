@@ -259,7 +259,7 @@ def test_nest(
     if src.size and data.draw(st.booleans()):  # one that is not nested
         at = data.draw(st.integers(0, src.size - 1))
         if data.draw(st.booleans()):
-            sparse[at] ^= 1
+            sparse[at] ^= sparse.dtype.type(1)
         else:
             sparse[at], before[at] = 0, 1
     kept = np.array([key != 0 for key in magnitudes_of(sparse)], bool)
