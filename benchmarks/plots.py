@@ -21,11 +21,16 @@ STYLE = """\
     text { font: 12px system-ui, sans-serif; fill: #57606a }
     .title { font-weight: 600 } .end { text-anchor: end }
     .axis { stroke: #8c959f } .grid { stroke: #8c959f; stroke-dasharray: 2 3 }
+    .c4 { fill: #0a3069 }
     .c1 { fill: #0969da } .c2 { fill: #54aeff } .c3 { fill: #b6e3ff } .c0 { fill: #d8dee4 }
     .missed { fill: #bf5b00 }
     @media (prefers-color-scheme: dark) { text { fill: #9aa4ae } .c0 { fill: #444c56 } }
   </style>
 """
+
+
+SHADES = ("c0", "c3", "c2", "c1", "c4")
+"""From few zeros to many."""
 
 
 class Table(NamedTuple):
@@ -128,7 +133,7 @@ def speed_ups(found: list[Table]) -> Picture:
         picture.title("times faster than the dense network, by zeros: " + ", ".join(columns))
         values = [float(n) for row in rows for c in columns for n in NUMBER.findall(row[c])[:1]]
         for row in rows:
-            for column, kind in zip(columns, ("c3", "c2", "c1"), strict=False):
+            for column, kind in zip(columns, SHADES[-len(columns) :], strict=True):
                 numbers = NUMBER.findall(row[column])
                 if not numbers:
                     continue
@@ -149,8 +154,10 @@ def bytes_to_levels(found: list[Table]) -> Picture:
             "bytes to level 1, 2, 3 and the dense network, of the ELSA file (dashed line)"
         )
         for row in rows:
-            columns = [name for name in row if name.startswith("level ")] + ["whole"]
-            ends = [float(NUMBER.findall(row[column])[0]) / 100 for column in columns]
+            names = list(row)
+            columns = names[names.index("level 1") : names.index("whole") + 1]
+            told_ends = [NUMBER.findall(row[column])[-1:] for column in columns]
+            ends = [float(number) / 100 for numbers in told_ends for number in numbers]
             sizes = [b - a for a, b in zip([0.0, *ends], ends, strict=False)]
             kinds = [*("c1", "c2", "c3")[: len(sizes) - 1], "c0"]
             label = " ".join(filter(None, (row["network"], row.get(""))))
