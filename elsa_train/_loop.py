@@ -200,8 +200,10 @@ class Trainer:
 
         return jax.jit(evaluate, out_shardings=self.shared)
 
-    def evaluate(self, network: Network, part: Part = "test") -> dict[str, float]:
+    def evaluate(self, network: Network, part: Part | None = None) -> dict[str, float]:
         """Measure the network on the test images, or text, or on what is held out of training."""
+        if part is None:
+            part = "test" if self.recipe.judge == "test" else "validation"
         total, size = self.size(part), self.recipe.batch_size
         split: Split = "test" if part == "test" else "train"
         sums = []

@@ -29,6 +29,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "method": ("sequential", "joint"),
     "rounding": ("nearest", "overwrite"),
     "optimizer": ("sgd", "adam", "adamw"),
+    "judge": ("test", "validation"),
     "dtype": ("float32", "bfloat16"),
     "store_dtype": ("float32", "bfloat16", "float16"),
 }
@@ -132,6 +133,9 @@ class Recipe:
         at_least=0,
         below=1,
     )
+    judge: str = _is(
+        "test", "what levels are measured on: test, or validation while settings are chosen"
+    )
     train_images: int = _is(
         0,
         "use only the first so many training images, or windows; 0 is all",
@@ -152,6 +156,8 @@ class Recipe:
             )
         if self.joint_dense + self.joint_fixed > 1:
             raise BadRecipe("expected joint_dense + joint_fixed <= 1")
+        if self.judge == "validation" and not self.validation:
+            raise BadRecipe("judge: found 'validation', of which nothing is held out")
         if self.method == "joint" and self.updater:
             raise BadRecipe("updater: found one, which joint training can't use")
         if self.prune_start > self.prune_end:

@@ -121,7 +121,7 @@ class Run:
         warmup = min(round(recipe.warmup_epochs * self.trainer.steps_per_epoch), steps // 2)
         return Plan(number, name, steps, rate, warmup, rule)
 
-    def measured(self, network: Network, part: Part = "test") -> float:
+    def measured(self, network: Network, part: Part | None = None) -> float:
         """Return the number by which a network is judged."""
         return self.trainer.evaluate(network, part)[self.measure.metric]
 

@@ -1,5 +1,7 @@
 """What a run promises: budgets that are met, a dense network no worse, nothing chosen on tests."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 from conftest import tiny
 
 from elsa_train import FrozenLevel, Level, Network, Pruner, Schedule, Scope
-from elsa_train._errors import InfeasibleTraining, MissedBudget
+from elsa_train._errors import BadRecipe, InfeasibleTraining, MissedBudget
 from elsa_train._folder import Output
 from elsa_train._method import count_nonzero
 from elsa_train._plan import Plan
@@ -66,6 +68,16 @@ def test_dense_is_the_last_level_if_that_is_better_on_held_out_images(run, monke
     assert run.choose("sparse", "equal") == "equal"
     assert run.choose("sparse", "better") == "better"
     assert set(asked) == {"validation"}
+
+
+def test_levels_are_judged_without_the_test_images_where_that_is_asked_for(run, tmp_path):
+    recipe = dataclasses.replace(run.recipe, judge="validation")
+    judged = Run(recipe, 0, Output(tmp_path, 500), run.reporter)
+    network = judged.trainer.init()
+    assert judged.trainer.evaluate(network) == run.trainer.evaluate(network, "validation")
+    assert judged.trainer.evaluate(network) != run.trainer.evaluate(network)
+    with pytest.raises(BadRecipe, match="nothing is held out"):
+        dataclasses.replace(recipe, validation=0.0)
 
 
 def test_what_is_held_out_is_never_trained_on_and_the_same_for_every_seed(run, tmp_path):
