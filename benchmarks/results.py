@@ -72,6 +72,17 @@ def part(
     return Part(name, minutes, tuple(commands), measure)
 
 
+def settings(name: str, words: str, minutes: int, *, seeds: int) -> Part:
+    """Lay out how joint training was set: by images held out, never by those of the test."""
+    words += f" --validation 0.25 --judge validation --seeds {seeds} --plot none --method joint"
+    commands = []
+    for dense, fixed in ((0.25, 0.3), (0.15, 0.65), (0.1, 0.8)):
+        given = f"{words} --joint-dense {dense} --joint-fixed {fixed}"
+        head = f"dense {dense:.0%}, fixed {fixed:.0%}"
+        commands.append(Command(f"fixed-{fixed}", given, (("elsa", head),)))
+    return Part(name, minutes, tuple(commands))
+
+
 PRUNED = ("reference", "pruned from its initial network")
 FIFTY = " --joint-every 50 --alone-levels 99%,90%,50%"
 PARTS = (
@@ -79,6 +90,7 @@ PARTS = (
     part("digits-sparse", "digits --levels 99,98,97", 19, seeds=4),
     part("digits-uniform", "digits --scope uniform", 19, seeds=4),
     part("digits-nm", "digits --scope nm", 19, seeds=4),
+    settings("digits-settings", "digits --levels 99,98,97", 6, seeds=4),
     part("text", "text-gpt", 120, seeds=3, measure=LOSS),
     part("digits-50-levels", "digits --levels 99..50", 55, seeds=1, joint=FIFTY),
     part("fashion-mnist", FASHION, 165, seeds=3, densify=True),
