@@ -67,7 +67,8 @@ def part(
         ),
     ]
     if densify:
-        slow = Command("slow", f"{words} --densify-factor 0.01", (("elsa", "sequential, ×0.01"),))
+        rates = "--densify-factor 0.01 --densify-between-factor 0.01"
+        slow = Command("slow", f"{words} {rates}", (("elsa", "sequential, ×0.01"),))
         commands.insert(1, slow)
     return Part(name, minutes, tuple(commands), measure)
 

@@ -121,7 +121,12 @@ class Recipe:
     learning_rate: float = _is(
         0.2, "peak learning rate for a batch of 256; scales with the batch", above=0
     )
-    densify_factor: float = _is(0.01, "learning rate of densify over that of training", at_least=0)
+    densify_factor: float = _is(
+        0.01, "learning rate of the last densify over that of training", at_least=0
+    )
+    densify_between_factor: float = _is(
+        0.01, "learning rate of densify between levels over that of training", at_least=0
+    )
     optimizer: str = _is("sgd", "sgd, adam or adamw")
     momentum: float = _is(0.9, "momentum of SGD", at_least=0, below=1)
     nesterov: bool = _is(True, "Nesterov acceleration of SGD")

@@ -74,13 +74,19 @@ class Run:
         given = self.recipe.joint_shares
         return tuple(int(share) for share in given.split(",")) if given else ()
 
-    def plan(self, number: int, name: str, epochs: float, level: Level | None = None) -> Plan:
+    def plan(
+        self,
+        number: int,
+        name: str,
+        epochs: float,
+        level: Level | None = None,
+        *,
+        factor: float = 1.0,
+    ) -> Plan:
         """Lay out a phase."""
         recipe, per_epoch = self.recipe, self.trainer.steps_per_epoch
         steps = round(epochs * per_epoch)
-        rate = recipe.learning_rate * recipe.batch_size / 256
-        if name.startswith("densify"):
-            rate *= recipe.densify_factor
+        rate = recipe.learning_rate * recipe.batch_size / 256 * factor
         rule: MaskRule | None = None
         if level is not None:
             steps = max(2, steps)
@@ -103,7 +109,9 @@ class Run:
                 self.plan(2 * t - 1, f"sparsify {level.name}", recipe.sparsify_epochs, level)
             )
             if recipe.densify_between or t == last:
-                plans.append(self.plan(2 * t, f"densify {level.name}", recipe.densify_epochs))
+                factor = recipe.densify_factor if t == last else recipe.densify_between_factor
+                name = f"densify {level.name}"
+                plans.append(self.plan(2 * t, name, recipe.densify_epochs, factor=factor))
         return {plan.number: plan for plan in plans}
 
     def joint_plan(

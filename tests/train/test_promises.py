@@ -70,6 +70,15 @@ def test_dense_is_the_last_level_if_that_is_better_on_held_out_images(run, monke
     assert set(asked) == {"validation"}
 
 
+def test_the_last_densification_has_a_rate_of_its_own(run, tmp_path):
+    recipe = dataclasses.replace(
+        run.recipe, levels="5,1", densify_factor=1, densify_between_factor=0.25
+    )
+    plans = Run(recipe, 0, Output(tmp_path), run.reporter).plans()
+    peak = plans[0].peak
+    assert [plans[number].peak for number in (1, 2, 3, 4)] == [peak, peak / 4, peak, peak]
+
+
 def test_levels_are_judged_without_the_test_images_where_that_is_asked_for(run, tmp_path):
     recipe = dataclasses.replace(run.recipe, judge="validation")
     judged = Run(recipe, 0, Output(tmp_path, 500), run.reporter)

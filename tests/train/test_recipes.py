@@ -24,7 +24,7 @@ def test_appendix_hyperparameters():
     assert [r.dtype for r in (cifar10, cifar100, imagenet)] == ["float32", "bfloat16", "bfloat16"]
     for recipe in (cifar10, cifar100, imagenet):
         assert (recipe.momentum, recipe.nesterov, recipe.label_smoothing) == (0.9, True, 0.1)
-        assert recipe.densify_factor == 0.01
+        assert recipe.densify_factor == recipe.densify_between_factor == 0.01
 
 
 BAD = [
