@@ -57,8 +57,9 @@ class Level:
     """
 
     name: str
-    nonzero: int
-    """Kept weights in nested tensors, over the whole network."""
+    nonzero: int | None
+    """Kept weights in nested tensors, over the whole network; None where no header tells, which is
+    so in a level file in the dense layout."""
     target: float | None = None
     """The fraction of zeros that was asked for."""
     pattern: str | None = None
@@ -250,10 +251,10 @@ def _check_tensors(profile: Profile, tensors: Mapping[str, TensorInfo], where: s
             )
     _check_variants(profile, tensors, where)
     for t, level in enumerate(profile.levels):
-        kept = sum(counts[t] for counts in profile.nested.values())
-        if kept > level.nonzero or (kept < level.nonzero and profile.shard is None):
+        kept, stated = sum(counts[t] for counts in profile.nested.values()), level.nonzero
+        if kept != stated and (stated is None or kept > stated or profile.shard is None):
             raise CountMismatch(
-                f"{where}: level {t + 1}: nonzero {level.nonzero}, but its tensors keep {kept}"
+                f"{where}: level {t + 1}: nonzero {stated}, but its tensors keep {kept}"
             )
 
 
