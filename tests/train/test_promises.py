@@ -11,8 +11,8 @@ from elsa_train._errors import InfeasibleTraining, MissedBudget
 from elsa_train._folder import Output
 from elsa_train._method import count_nonzero
 from elsa_train._plan import Plan
-from elsa_train._report import Reporter
-from elsa_train._run import Run
+from elsa_train._report import Reporter, table
+from elsa_train._run import Run, run_seed
 from elsa_train._training import check_budget
 from elsa_train._wide import whole
 
@@ -66,6 +66,15 @@ def test_dense_is_the_last_level_if_that_is_better_on_held_out_images(run, monke
     assert run.choose("sparse", "equal") == "equal"
     assert run.choose("sparse", "better") == "better"
     assert set(asked) == {"validation"}
+
+
+def test_the_zeros_of_a_dense_network_that_is_the_last_level_are_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(Run, "choose", lambda run, sparse, dense: sparse)
+    small = tiny(levels="50", epochs=0.5, sparsify_epochs=0.5)
+    last, dense = run_seed(small, 0, Output(tmp_path), Reporter())
+    assert (dense.sparsity, dense.nonzero) == (last.sparsity, last.nonzero)
+    assert 0.3 < dense.sparsity < 0.6
+    assert f"| dense | {dense.sparsity:.4%} |" in table([[last, dense]])
 
 
 def test_what_is_held_out_is_never_trained_on_and_the_same_for_every_seed(run, tmp_path):
