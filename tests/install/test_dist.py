@@ -20,7 +20,8 @@ pytestmark = pytest.mark.dist
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 PROBES = {
-    "onnx": "from elsa_converters import onnx; onnx.session, onnx.sparse_ops_library().stat()",
+    "onnx": "import onnxruntime; from elsa_converters import onnx; onnx.session; "
+    "onnxruntime.SessionOptions().register_custom_ops_library(onnx.sparse_ops_library())",
     "flax-onnx": "import elsa_converters.flax_onnx",
     "train": "import elsa_train; elsa_train.multi_level",
     "remote": "import fsspec; fsspec.open('memory://net', 'wb').open().close()",
