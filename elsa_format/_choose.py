@@ -54,9 +54,10 @@ def _sparse_enough(network: Network, sparsity: Sparsity) -> int:
     for t, zeros in found.items():
         if zeros is not None and zeros >= wanted - TOLERANCE:
             return t
-    sparsest = "unknown" if found[1] is None else f"{found[1]:.4%}"
+    if found[1] is None:
+        raise NoSuchLevel(f"{network.name}: does not tell how sparse its level is", "give {level}")
     raise NoSuchLevel(
-        f"{network.name}: no level is {wanted:.4%} sparse; the sparsest has {sparsest}"
+        f"{network.name}: no level is {wanted:.4%} sparse; the sparsest has {found[1]:.4%}"
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from safetensors.numpy import save_file
 
 import elsa_format as elsa
 from elsa_format._cli import main
@@ -180,6 +181,18 @@ def test_a_dense_level_file_does_not_claim_to_know_what_it_keeps(
             elsa.extract(source, io.BytesIO(), sparsity=71)
     with pytest.raises(elsa.NoSuchLevel, match="level 2 takes"):
         elsa.extract(paths["dense"], io.BytesIO(), max_size=size - 1, layout="bitmask")
+
+
+def test_a_level_file_need_not_tell_what_is_nested(tmp_path: Path) -> None:
+    """Then nobody can know how sparse it is, and it is not said to be 0 % either."""
+    path = tmp_path / "level.safetensors"
+    document = {"version": "1.0", "level": 2, "name": "x", "layout": "dense"}
+    save_file({"w": np.eye(3)}, path, metadata={"elsa_level": json.dumps(document)})
+    with elsa.open(path) as file:
+        assert (file.sparsity(2), file.levels[0].nonzero, dict(file.nested)) == (None, None, {})
+        with pytest.raises(elsa.NoSuchLevel, match=r"does not tell how sparse .* give level=…"):
+            file.choose(sparsity=50)
+    assert elsa.extract(path, tmp_path / "csr.safetensors", layout="csr") == 2
 
 
 def test_the_dense_network_and_kept_levels_are_not_in_a_level_file(
