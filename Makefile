@@ -9,7 +9,7 @@ SPARSE := converters/elsa_converters/onnx_sparse/native
 SPARSE_C := -std=c11 -ffp-contract=fast -Wall -Wextra -Wconversion -Wpedantic -Werror
 CHECK = $(filter-out %/ops.c,$(wildcard $(SPARSE)/*.c)) tests/sparse/check.c -I$(SPARSE) -lm -lpthread
 
-.PHONY: demo web test test-install dist test-dist test-lowest test-torch test-runtimes test-neon test-arm lint site bench asan tsan fuzz results runtimes clean
+.PHONY: demo web test test-install dist test-dist test-pythons test-lowest test-torch test-runtimes test-neon test-arm lint site bench asan tsan fuzz results runtimes clean
 .DEFAULT_GOAL := test
 
 $(VENV)/ready: pyproject.toml constraints.txt CMakeLists.txt $(wildcard elsa_format/*.c elsa_format/native/* $(SPARSE)/*)
@@ -52,6 +52,26 @@ dist: $(VENV)/ready  ## sdist and manylinux wheel of the last commit in dist/, t
 
 test-dist: dist  ## the wheel as users get it: without a compiler, out of the tree, each extra alone
 	$(BIN)/python -m pytest -n 2 -m dist -k '$(ONLY)' tests/install
+
+# Of each version what is on the PATH, or else pyenv's newest. For 3.14, where it is missing, the syntax is checked,
+# and what it removes or deprecates is looked for by name.
+PYTHONS ?= $(shell for v in 1 2 3 4 5; do for python in $(HOME)/.pyenv/versions/3.1$$v.*/bin/python python3.1$$v; do \
+  "$$python" -c '' 2> /dev/null && echo "$$python"; done | tail -1; done)
+GONE := \bast\.(Num|Str|Bytes|NameConstant|Ellipsis)\b|(child_|Child)[wW]atcher|event_loop|ByteString|FileType|isdst|codecs\.open
+GONE := $(GONE)|(find|get)_loader|ResourceReader|\bTraversable|Quoter|URLopener|extractall|multiprocessing|ProcessPool|getrefcount
+OURS := elsa_format elsa_train converters spec tests benchmarks examples fuzz docs
+test-pythons: $(VENV)/ready  ## the format's tests in every Python there is; what it deprecates is an error
+	$(BIN)/ruff check --target-version py314 --ignore UP,B912 .
+	! git grep -nE '$(GONE)' -- '*.py'
+	for python in $(PYTHONS); do \
+	  rm -rf .cache/python && "$$python" -m venv .cache/python && \
+	  .cache/python/bin/python --version && \
+	  PYTHONPYCACHEPREFIX=.cache/python .cache/python/bin/python -W error -m compileall -q -f $(OURS) && \
+	  .cache/python/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[onnx,remote]' \
+	    pytest hypothesis jsonschema safetensors scipy && \
+	  .cache/python/bin/python -m pytest -q -p no:cacheprovider \
+	    -o 'filterwarnings=error::DeprecationWarning:elsa_' tests/unit tests/property tests/conformance || exit 1; \
+	done
 
 # Two environments, since jax2onnx asks for a newer jax than the trainer does. The tests' own tools are new.
 LOWEST = $(BIN)/uv pip install --quiet --python .cache/lowest --resolution lowest-direct

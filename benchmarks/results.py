@@ -132,7 +132,8 @@ def table(wanted: Part) -> str:
     lines.append("| --- " * (len(heads) + 2) + "|")
     for i, rows in enumerate(zip(*seeds, strict=True)):
         level = rows[0].level
-        sparsity = "" if level == "dense" else f"{fmean(row.sparsity for row in rows):.4%}"
+        zeros = fmean(row.sparsity for row in rows)
+        sparsity = "" if level == "dense" and not zeros else f"{zeros:.4%}"
         cells = []
         for column in columns:
             pair = column[i]

@@ -52,19 +52,19 @@ def _sparse_enough(network: Network, sparsity: Sparsity) -> int:
     wanted = float(parsed if isinstance(parsed, Fraction) else parsed.sparsity)
     found = {t: _sparsity(network, t) for t in range(len(network.profile.levels), 0, -1)}
     for t, zeros in found.items():
-        if zeros >= wanted - TOLERANCE:
+        if zeros is not None and zeros >= wanted - TOLERANCE:
             return t
+    if found[1] is None:
+        raise NoSuchLevel(f"{network.name}: does not tell how sparse its level is", "give {level}")
     raise NoSuchLevel(
         f"{network.name}: no level is {wanted:.4%} sparse; the sparsest has {found[1]:.4%}"
     )
 
 
-def _sparsity(network: Network, level: int) -> float:
+def _sparsity(network: Network, level: int) -> float | None:
     """The fraction of nested weights that a level zeroes: as asked for, else as counted."""
-    entry = network.profile.levels[level - 1]
-    if entry.target is not None:
-        return entry.target
-    return 1 - entry.nonzero / network.weights if network.weights else 0.0
+    target = network.profile.levels[level - 1].target
+    return network.sparsity(level) if target is None else target
 
 
 def _small_enough(network: Network, max_size: int, layout: Layout) -> int | None:
@@ -76,7 +76,8 @@ def _small_enough(network: Network, max_size: int, layout: Layout) -> int | None
             return t
     smallest = ", ".join(f"{sizes.size(1, name)} as {name}" for name in LAYOUTS)
     raise NoSuchLevel(
-        f"{network.name}: no level fits {max_size} bytes as {layout}; level 1 takes {smallest}"
+        f"{network.name}: no level fits {max_size} bytes as {layout}; "
+        f"level {network.stated(1)} takes {smallest}"
     )
 
 

@@ -5,8 +5,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from elsa_format import _level_document
 from elsa_format._choose import check_layout, choose_level
 from elsa_format._container.header import TensorInfo
@@ -18,7 +16,7 @@ from elsa_format._kernels import mask
 from elsa_format._layouts import FORMS, Layout, Piece
 from elsa_format._level_header import level_header
 from elsa_format._level_network import LevelNetwork
-from elsa_format._level_reader import LevelReader
+from elsa_format._level_reader import LevelReader, counted
 from elsa_format._network import Network, Step
 from elsa_format._open import open_network
 from elsa_format._options import whole as whole_number
@@ -26,7 +24,7 @@ from elsa_format._output import Output, Target, is_special
 from elsa_format._output.directory import in_directory
 from elsa_format._output.shards import check_shard_size, group_tensors, open_destination
 from elsa_format._profile import LevelLike, LevelNumber, variant_name
-from elsa_format._storage import Source, SpooledStorage
+from elsa_format._storage import Source
 from elsa_format._threads import Meter, Progress, no_progress
 from elsa_format._writer import Contents, open_writer
 from elsa_format.levels import Sparsity
@@ -83,12 +81,12 @@ def extract(
     if keep_levels and (layout != "dense" or max_size is not None):
         raise TypeError("keep_levels goes with the dense layout, and with level or sparsity")
     with open_network(source, along=True, max_bytes=max_bytes) as network:
+        if layout != "dense" or sparsity is not None:
+            network = counted(network)
         number = choose_level(
             network, level=level, sparsity=sparsity, max_size=max_size, layout=layout
         )
         check_layout(network, number, layout)
-        if isinstance(network, LevelNetwork) and layout != "dense" and not network.counted:
-            network = _counted(network)
         several = isinstance(target, str | os.PathLike) and not is_special(target)
         meter = Meter(progress, network.header.data_size)
         job = _Job(network, number, layout, verify, meter, jobs if several else 1)
@@ -101,20 +99,6 @@ def extract(
         else:
             job.extract(groups, target, force=force)
         return network.stated(number)
-
-
-def _counted(network: LevelNetwork) -> LevelNetwork:
-    """The level with how much each tensor keeps, for which a dense file is read once more."""
-    if network.storage.size is None:
-        copy = SpooledStorage(network.storage, network.header.data_start)
-        network = replace(network, storage=copy)
-    kept = dict.fromkeys(network.profile.nested, 0)
-    with LevelReader(network) as reader:
-        for name in kept:
-            info = network.header.tensors[name]
-            for block in reader.blocks(info):
-                kept[name] += int(np.count_nonzero(block.view(info.dtype.words)))
-    return network.with_counts(kept)
 
 
 def _whole(

@@ -14,7 +14,7 @@ from elsa_format._container.arrays import check_out
 from elsa_format._container.header import TensorInfo
 from elsa_format._layouts import FORMS, Bitmask, Csr, Layout, Nested
 from elsa_format._level_header import LevelSizes, level_tensors
-from elsa_format._level_reader import LevelReader
+from elsa_format._level_reader import LevelReader, counted
 from elsa_format._memory import Arena
 from elsa_format._network import Network, Step
 from elsa_format._open import open_network
@@ -80,7 +80,10 @@ class File(Closing):
 
     @property
     def nested(self) -> Mapping[str, tuple[int, ...]]:
-        """Kept weights of every nested tensor at each level."""
+        """Kept weights of every nested tensor at each level.
+
+        Of a level file in the dense layout there are names alone: its header has no counts.
+        """
         return MappingProxyType(dict(self.profile.nested))
 
     @property
@@ -113,20 +116,22 @@ class File(Closing):
         """Number of weights that carry counters."""
         return self.network.weights
 
-    def sparsity(self, level: LevelLike) -> float:
+    def sparsity(self, level: LevelLike) -> float | None:
         """The fraction of nested weights that a level zeroes.
+
+        None, unknown, of a level file in the dense layout: its header has no counts. The dense
+        network zeroes none; it may have zeros of its own, which no header tells either.
 
         >>> with open("net.safetensors") as file:
         ...     file.sparsity(2)
         0.9
         """
-        number = self.network.level_number(level)
-        total = self.nested_weights
-        kept = total if number is None else self.levels[number - 1].nonzero
-        return 1 - kept / total if total else 0.0
+        return self.network.sparsity(self.network.level_number(level))
 
     def size(self, level: LevelLike, layout: Layout = "dense") -> int:
         """Bytes of the file that extracting the level would give, from the header alone.
+
+        A level file in the dense layout is read for the size in a sparse one, as for `choose`.
 
         >>> with open("net.safetensors") as file:
         ...     file.size(2) > file.size(2, "csr") > file.size(2, "bitmask")
@@ -134,7 +139,13 @@ class File(Closing):
         """
         number = self.network.level_number(level)
         check_layout(self.network, number, layout)
-        return self._sizes.size(number, layout)
+        known = layout == "dense" or self.network.counted
+        return (self._sizes if known else LevelSizes(self._counted)).size(number, layout)
+
+    @cached_property
+    def _counted(self) -> Network:
+        """The network with what each level keeps, where the data has to be read for it."""
+        return counted(self.network)
 
     @cached_property
     def _sizes(self) -> LevelSizes:
@@ -153,7 +164,8 @@ class File(Closing):
         ...     file.choose(sparsity="85%"), file.choose(max_size=5000, layout="bitmask")
         (2, 1)
         """
-        number = choose_level(self.network, sparsity=sparsity, max_size=max_size, layout=layout)
+        network = self.network if layout == "dense" and sparsity is None else self._counted
+        number = choose_level(network, sparsity=sparsity, max_size=max_size, layout=layout)
         return self.network.stated(number)
 
     def tensor(
@@ -197,7 +209,7 @@ class File(Closing):
         """
         number = self.network.level_number(level)
         check_layout(self.network, number, layout)
-        network = self.network
+        network = self.network if layout == "dense" else self._counted
         loaded: dict[str, Any] = dict.fromkeys(network.tensors)
         placed = level_tensors(network, number, layout).values()
         arena = Arena(sum(info.nbytes for info in placed))

@@ -9,10 +9,11 @@ from elsa_format._container.dtypes import DTYPES
 from elsa_format._container.header import RESERVED, Header, TensorInfo
 from elsa_format._container.index import Index
 from elsa_format._container.json import MAX_OFFSET, MAX_SAFE_INTEGER, dump, parse_document
+from elsa_format._container.version import check_version
 from elsa_format._counters import MAX_LEVELS
 from elsa_format._errors import FormatError, InvalidIndex, InvalidLayout, UnsupportedFeature
 from elsa_format._layouts import FORMS, LAYOUTS, Layout, part_name
-from elsa_format._profile import DIGEST, VERSION, Level, check_version
+from elsa_format._profile import DIGEST, VERSION, Level
 from elsa_format._profile import KEY as PROFILE_KEY
 
 KEY = "elsa_level"

@@ -43,8 +43,6 @@ class LevelNetwork(Network):
     groups: Sequence[Sequence[str]] = field(kw_only=True)
     digests: Sequence[tuple[Sequence[str], str]] = field(kw_only=True)
     """What shards state of their own tensors."""
-    counted: bool = field(kw_only=True)
-    """Whether the profile's counts hold; in the dense layout only the data tells."""
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
@@ -83,7 +81,7 @@ class LevelNetwork(Network):
         counts = self.profile.nested.get(info.name)
         if counts is None:
             return None
-        return Nested(info, NOT_ZERO, NOT_ZERO, counts[0], self.name)
+        return Nested(info, NOT_ZERO, NOT_ZERO, sum(counts), self.name)
 
     @property
     def limits(self) -> Sequence[int]:
@@ -92,12 +90,16 @@ class LevelNetwork(Network):
 
     def with_counts(self, kept: Mapping[str, int]) -> "LevelNetwork":
         """The same with the profile's counts, which somebody found out."""
-        return replace(self, profile=_profile(self.document, kept), counted=True)
+        return replace(self, profile=_profile(self.document, kept))
 
 
-def _profile(document: LevelFile, kept: Mapping[str, int]) -> Profile:
-    level = Level(document.name, sum(kept.values()), digest=document.digest)
-    return Profile(NOT_ZERO, (level,), {name: (count,) for name, count in kept.items()})
+def _profile(document: LevelFile, kept: Mapping[str, int] | None) -> Profile:
+    """A profile of one level; without counts, where they or the nested tensors are unknown."""
+    names = document.tensors
+    nonzero = None if kept is None or names is None else sum(kept.values())
+    level = Level(document.name, nonzero, digest=document.digest)
+    counts = {name: () if kept is None else (kept[name],) for name in names or {}}
+    return Profile(NOT_ZERO, (level,), counts)
 
 
 def level_network(
@@ -112,12 +114,11 @@ def level_network(
     document = document or LevelFile(1, "", "dense", None, None)
     if document.tensors is None:
         document = replace(document, digest=None)  # which nobody can compute
-    tensors = document.tensors or {}
-    dense = document.layout == "dense"
-    kept = dict.fromkeys(tensors, 0)
-    seen = header
-    if not dense:
-        kept = {name: header.tensors[part_name("values", name)].elements for name in tensors}
+    seen, kept = header, None
+    if document.layout != "dense":
+        assert document.tensors is not None
+        parts = {name: part_name("values", name) for name in document.tensors}
+        kept = {name: header.tensors[part].elements for name, part in parts.items()}
         if storage.size is None:
             storage = SpooledStorage(storage, header.data_start)
             check_size(header, storage.size, storage.name)
@@ -131,7 +132,6 @@ def level_network(
         stored=header,
         groups=groups or [list(seen.tensors)],
         digests=digests,
-        counted=not dense or not tensors,
     )
 
 

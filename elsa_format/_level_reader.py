@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,10 @@ from elsa_format._container.arrays import as_array
 from elsa_format._container.header import TensorInfo
 from elsa_format._errors import ChecksumMismatch, TrailingData, Truncated
 from elsa_format._layouts import FORMS
+from elsa_format._level_network import LevelNetwork
 from elsa_format._memory import BLOCK, aligned, give_block, take_block
 from elsa_format._network import Network, Step
-from elsa_format._storage import fill
+from elsa_format._storage import SpooledStorage, fill
 
 Block = NDArray[np.uint8]
 
@@ -140,3 +142,20 @@ class LevelReader(Closing):
         if self._buffer is not None:
             give_block(self._buffer)
             self._buffer = None  # it is another's now
+
+
+def counted(network: Network) -> Network:
+    """The network with what its levels keep: a level file in the dense layout is read for that."""
+    if network.counted:
+        return network
+    assert isinstance(network, LevelNetwork)  # all others tell
+    if network.storage.size is None:
+        copy = SpooledStorage(network.storage, network.header.data_start)
+        network = replace(network, storage=copy)
+    kept = dict.fromkeys(network.profile.nested, 0)
+    with LevelReader(network) as reader:
+        for name in kept:
+            info = network.header.tensors[name]
+            for block in reader.blocks(info):
+                kept[name] += int(np.count_nonzero(block.view(info.dtype.words)))
+    return network.with_counts(kept)

@@ -73,6 +73,18 @@ class Network(Closing):
         """Number of weights that carry counters."""
         return sum(self.header.tensors[name].elements for name in self.profile.nested)
 
+    @property
+    def counted(self) -> bool:
+        """Whether the profile tells what levels keep; that of a dense level file does not."""
+        return all(level.nonzero is not None for level in self.profile.levels)
+
+    def sparsity(self, level: int | None) -> float | None:
+        """The fraction of nested weights that a level zeroes, None if that is not known."""
+        kept = self.weights if level is None else self.profile.levels[level - 1].nonzero
+        if kept is None:
+            return None
+        return 1 - kept / self.weights if self.weights else 0.0
+
     def level_number(self, level: LevelLike) -> int | None:
         """The number of a level in the profile; None is the dense network."""
         return find_level(level, [entry.name for entry in self.profile.levels], self.name)

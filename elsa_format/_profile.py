@@ -12,17 +12,15 @@ import xxhash
 
 from elsa_format._container.header import RESERVED, Header, TensorInfo
 from elsa_format._container.json import MAX_SAFE_INTEGER, dump, parse_document
+from elsa_format._container.version import check_version
 from elsa_format._counters import MAX_BITS
 from elsa_format._errors import (
     ChecksumMismatch,
     CountMismatch,
-    FormatError,
     InvalidProfile,
     NoSuchLevel,
     NotElsa,
     ProfileMismatch,
-    UnsupportedFeature,
-    UnsupportedVersion,
 )
 from elsa_format._options import as_whole
 
@@ -57,8 +55,9 @@ class Level:
     """
 
     name: str
-    nonzero: int
-    """Kept weights in nested tensors, over the whole network."""
+    nonzero: int | None
+    """Kept weights in nested tensors, over the whole network; None where no header tells, which is
+    so in a level file in the dense layout."""
     target: float | None = None
     """The fraction of zeros that was asked for."""
     pattern: str | None = None
@@ -189,27 +188,11 @@ def parse(header: Header, where: str) -> Profile:
             f"{where}: has no ELSA profile", "{pack()} makes an ELSA file of a checkpoint"
         )
     document = parse_document(text, f"{where}: profile")
-    check_version(document, f"{where}: profile")
+    check_version(document, f"{where}: profile", InvalidProfile)
     _check_header(header, document, where)
     profile = _Parser(f"{where}: profile").profile(document)
     _check_tensors(profile, header.tensors, where)
     return profile
-
-
-def check_version(
-    document: Mapping[str, Any], where: str, malformed: type[FormatError] = InvalidProfile
-) -> None:
-    """Refuse a document of another major version, or one that requires what 1.0 does not know."""
-    version = document.get("version")
-    if not isinstance(version, str) or not re.fullmatch(r"[0-9]+\.[0-9]+", version):
-        raise malformed(f"{where} version {version!r}, expected 'MAJOR.MINOR'")
-    if not version.startswith("1."):  # as text: 01 is another major version
-        raise UnsupportedVersion(f"{where} version {version}, expected 1.x")
-    requires = document.get("requires", [])
-    if not isinstance(requires, list) or not all(isinstance(item, str) for item in requires):
-        raise malformed(f"{where} requires is not a list of strings")
-    if requires:
-        raise UnsupportedFeature(f"{where} requires {', '.join(requires)}, which 1.0 does not know")
 
 
 def _check_header(header: Header, document: Mapping[str, Any], where: str) -> None:
@@ -250,10 +233,10 @@ def _check_tensors(profile: Profile, tensors: Mapping[str, TensorInfo], where: s
             )
     _check_variants(profile, tensors, where)
     for t, level in enumerate(profile.levels):
-        kept = sum(counts[t] for counts in profile.nested.values())
-        if kept > level.nonzero or (kept < level.nonzero and profile.shard is None):
+        kept, stated = sum(counts[t] for counts in profile.nested.values()), level.nonzero
+        if kept != stated and (stated is None or kept > stated or profile.shard is None):
             raise CountMismatch(
-                f"{where}: level {t + 1}: nonzero {level.nonzero}, but its tensors keep {kept}"
+                f"{where}: level {t + 1}: nonzero {stated}, but its tensors keep {kept}"
             )
 
 

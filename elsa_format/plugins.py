@@ -10,7 +10,7 @@ from elsa_format._container.header import TensorInfo
 from elsa_format._container.index import is_index, is_url
 from elsa_format._container.json import dump, is_text
 from elsa_format._digest import digest_of_lines, tensor_line
-from elsa_format._level_reader import LevelReader
+from elsa_format._level_reader import LevelReader, counted
 from elsa_format._memory import BLOCK, Arena
 from elsa_format._network import Network, Step
 from elsa_format._open import open_network
@@ -49,6 +49,7 @@ __all__ = [
     "as_array",
     "choose_level",
     "commit_outputs",
+    "counted",
     "digest_lines",
     "digest_of_lines",
     "dump",

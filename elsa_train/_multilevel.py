@@ -199,15 +199,21 @@ def _check_frozen(before: Progress, after: Network, routine: str) -> None:
 
 def _record(network: Network, level: Level, stored: Any, evaluate: Evaluate) -> FrozenLevel:
     hosts = Hosts(network)
-    nonzero = sum(map(whole, _method.count_nonzero(network.params)))
+    sparsity, nonzero = zeros(network.params)
     return FrozenLevel(
         level=level,
         nonzero=nonzero,
-        sparsity=1 - nonzero / size(network.params),
+        sparsity=sparsity,
         metrics=_measure(network, evaluate, hosts),
         digest=_digest(network, stored, hosts),
         state=jax.tree.map(hosts.everywhere, network.state),
     )
+
+
+def zeros(params: PyTree) -> tuple[float, int]:
+    """Return the fraction of weights that are zero, and how many are not."""
+    nonzero = sum(map(whole, _method.count_nonzero(params)))
+    return 1 - nonzero / size(params), nonzero
 
 
 def _measure(network: Network, evaluate: Evaluate, hosts: Hosts) -> dict[str, float]:

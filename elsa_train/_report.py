@@ -148,9 +148,8 @@ def table(seeds: Sequence[Sequence[Row]], measure: Measure = ACCURACY) -> str:
         "| --- | --- | " + " | ".join("---" for _ in heads) + " |",
     ]
     for rows in zip(*seeds, strict=True):
-        sparsity = (
-            "" if rows[0].level == "dense" else f"{statistics.fmean(r.sparsity for r in rows):.4%}"
-        )
+        zeros = statistics.fmean(row.sparsity for row in rows)
+        sparsity = "" if rows[0].level == "dense" and not zeros else f"{zeros:.4%}"
         cells = []
         values = [[getattr(row, column) for row in rows] for column in columns]
         values += [[of_language(row.elsa)[metric] for row in rows] for metric in measure.also]

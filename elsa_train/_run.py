@@ -15,7 +15,7 @@ from elsa_train._jaxpruner import JaxprunerRule, jaxpruner_rules, make_updater
 from elsa_train._joint import Joint
 from elsa_train._levels import Level, parse_levels
 from elsa_train._loop import Part, Trainer
-from elsa_train._multilevel import Network, Result
+from elsa_train._multilevel import Network, Result, zeros
 from elsa_train._plan import MaskRule, Plan
 from elsa_train._recipe import MOST, Recipe
 from elsa_train._report import Reporter, Row
@@ -197,9 +197,9 @@ def run_seed(
         run.write(result)
         metric = run.measure.metric
         rows = [Row(f.level.name, f.sparsity, f.nonzero, f.metrics[metric]) for f in result.levels]
-        total = sum(p.size for p in jax.tree.leaves(result.network.params))
         initial = before[metric] if before else None
-        rows.append(Row("dense", 0.0, total, result.metrics[metric], reference=initial))
+        sparsity, nonzero = zeros(result.network.params)  # those of the last level, if it is kept
+        rows.append(Row("dense", sparsity, nonzero, result.metrics[metric], reference=initial))
         seconds = time.monotonic() - started
         output.write_results(run.settings, rows, seconds)
     if columns:

@@ -39,6 +39,7 @@ from spec.cases.build import dump
 from spec.cases.checksums import checksum_cases
 from spec.cases.collection import Collection, error_of
 from spec.cases.embed import embed_cases
+from spec.cases.listings import listing_cases
 from spec.cases.written import written_cases
 
 HERE = Path(__file__).resolve().parent
@@ -134,7 +135,9 @@ def write_all(root: Path, *, extended: bool = False) -> None:
     (root / "manifest.json").write_text(text, encoding="utf-8")
     text = dump(embed_cases()).replace('{"dtype"', '\n{"dtype"').replace('"refused', '\n"refused')
     (root / "embed.json").write_text(text + "\n", encoding="utf-8")
-    for name, cases in (("checksums", checksum_cases()), ("written", written_cases())):
+    single = {"checksums": checksum_cases, "listings": listing_cases, "written": written_cases}
+    for name, make in single.items():
+        cases = make()
         lines = ",\n".join(f"{dump(key)}:{dump(value)}" for key, value in cases.items())
         (root / f"{name}.json").write_text(f"{{{lines}}}\n", encoding="utf-8")
 

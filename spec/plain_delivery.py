@@ -50,6 +50,41 @@ def to_bytes(words: Iterable[int], dtype: str) -> bytes:
     return b"".join(word.to_bytes(size, "little") for word in words)
 
 
+# --- The list of a directory (§9.1) --------------------------------------------------------------
+
+
+def stays_inside(path: str) -> bool:
+    """Whether a path stays in its directory (ELSA-D-046)."""
+    parts = path.split("/")
+    return (
+        re.search(r"[\\:\x00-\x1f]", path) is None
+        and not {"", ".", ".."} & set(parts)
+        and not any(part.startswith(".") for part in parts[:-1])
+        and path != "elsa-files.json"
+    )
+
+
+def read_listing(text: str) -> tuple[str, dict[str, tuple[int, str]]]:
+    """The weights of a list, and the size and SHA-256 of every other file."""
+    document = plain_elsa.parse_document(text)
+    plain_elsa.check_versions(document, "InvalidIndex")
+    weights, files = document.get("weights"), document.get("files")
+    if not isinstance(weights, str) or not isinstance(files, dict):
+        raise Bad("InvalidIndex", "weights or files")
+    found: dict[str, tuple[int, str]] = {}
+    for path, entry in files.items():
+        known: dict[str, Any] = entry if isinstance(entry, dict) else {}
+        size, digest = known.get("size", -1), known.get("sha256")
+        if not plain_elsa.is_integer(size) or size < 0 or path == weights:
+            raise Bad("InvalidIndex", path)
+        if not isinstance(digest, str) or not re.fullmatch("[0-9a-f]{64}", digest):
+            raise Bad("InvalidIndex", path)
+        found[path] = (size, digest)
+    if "/" in weights or not all(map(stays_inside, (weights, *found))):
+        raise Bad("UnsafePath", "a file")
+    return weights, found
+
+
 # --- Numbers and bits (§5, §7, §8) ---------------------------------------------------------------
 
 

@@ -103,7 +103,7 @@ def show(rows: Any, metric: str) -> str:
             [
                 str(row.level),
                 "*" if row.best else "",
-                f"{row.sparsity:.2%}",
+                "-" if row.sparsity is None else f"{row.sparsity:.2%}",
                 show_size(row.size),
                 "-" if row.download is None else show_size(row.download),
                 "-" if row.memory is None else show_size(row.memory),

@@ -153,10 +153,10 @@ def describe_level(file: File, level: LevelNetwork) -> dict[str, Any]:
         "dense_size": file.data_size,
         "parameters": sum(info.elements for info in file.tensors.values()),
         "nested_weights": file.nested_weights,
-        "nonzero": entry.nonzero if level.counted else None,
+        "nonzero": entry.nonzero,
         "digest": level.document.digest,
         "metadata": level.metadata,
-        "tensors": _tensors(file, lambda counts: counts[0] if level.counted and counts else None),
+        "tensors": _tensors(file, lambda counts: counts[0] if counts else None),
     }
 
 
@@ -225,7 +225,8 @@ def _level_table(file: File) -> str:
         rows.append([str(t), level.name, *kept, *sizes, *values])
     dense = [_number(file.profile.dense_metrics.get(key)) for key in metrics]
     size = cli.show_size(file.size("dense"))
-    rows.append(["dense", "", f"{0:.3%}", f"{file.nested_weights:,}", size, "", "", *dense])
+    # All of it belongs to the dense network; how much of that is zero, no header tells.
+    rows.append(["dense", "", "-", f"{file.nested_weights:,}", size, "", "", *dense])
     if downloads := _delivery(file).get("delivery"):
         sizes = [cli.show_size(entry["size"]) for entry in downloads["levels"]]
         rows = [[*r[:2], cell, *r[2:]] for r, cell in zip(rows, ["download", *sizes], strict=True)]

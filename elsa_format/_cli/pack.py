@@ -149,9 +149,10 @@ def _as_json(packed: PackReport, size: int | None) -> dict[str, Any]:
 def _summary(packed: PackReport) -> str:
     profile, total = packed.profile, packed.nested_weights
     rows = [["level", "name", "sparsity", "kept"]]
-    for t, level in enumerate(profile.levels, 1):
-        sparsity = 1 - level.nonzero / total if total else 0
-        rows.append([str(t), level.name, f"{sparsity:.3%}", f"{level.nonzero:,}"])
+    for t, level in enumerate(profile.levels):
+        kept = sum(counts[t] for counts in profile.nested.values())
+        sparsity = 1 - kept / total if total else 0
+        rows.append([str(t + 1), level.name, f"{sparsity:.3%}", f"{kept:,}"])
     lines = [cli.table(rows, left=2), ""]
     lines.append(f"nested: {len(packed.nested)} tensors, {total:,} weights: {_few(packed.nested)}")
     if profile.per_level:

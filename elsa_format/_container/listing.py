@@ -1,5 +1,7 @@
 """The list of a model directory's files: HTTP has none, so `elsa-ship` writes one beside them.
 
+Delivery specification §9.1:
+
 {"files": {"config.json": {"sha256": "…", "size": 570}},
  "version": "1.0", "weights": "model.ship.safetensors"}
 """
@@ -9,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from elsa_format._container.json import dump, is_text, parse_document
-from elsa_format._errors import InvalidIndex, InvalidJson, UnsafePath, UnsupportedVersion
+from elsa_format._container.version import check_version
+from elsa_format._errors import InvalidIndex, InvalidJson, UnsafePath
 
 NAME = "elsa-files.json"
 MAX_SIZE = 16 << 20
@@ -71,9 +74,8 @@ def parse(raw: bytes, where: str) -> Listing:
         document = parse_document(raw.decode("utf-8"), where)
     except UnicodeDecodeError as error:
         raise InvalidJson(f"{where}: is not UTF-8 at byte {error.start}") from None
-    version, weights, files = (document.get(key) for key in ("version", "weights", "files"))
-    if not isinstance(version, str) or not re.fullmatch(r"1\.[0-9]{1,9}", version):
-        raise UnsupportedVersion(f"{where}: version {version!r}, expected 1.x")
+    check_version(document, f"{where}:", InvalidIndex)
+    weights, files = document.get("weights"), document.get("files")
     if not isinstance(weights, str) or not isinstance(files, dict):
         raise InvalidIndex(f"{where}: expected a file name as weights, an object as files")
     if "/" in weights or not is_inside(weights):

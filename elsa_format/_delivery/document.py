@@ -11,9 +11,10 @@ import xxhash
 from elsa_format._container.dtypes import DTYPES
 from elsa_format._container.header import LENGTH_BYTES, MAX_HEADER, Header, TensorInfo, serialize
 from elsa_format._container.json import dump, parse_document
+from elsa_format._container.version import check_version
 from elsa_format._errors import ChecksumMismatch, InvalidDelivery, NotElsa
 from elsa_format._profile import KEY as PROFILE
-from elsa_format._profile import ZEROS, check_version, header_checksum
+from elsa_format._profile import ZEROS, header_checksum
 
 KEY = "elsa_delivery"
 TENSOR = "__elsa__.delivery"

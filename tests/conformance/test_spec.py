@@ -15,7 +15,7 @@ import elsa_format
 TEXT = (SPEC / "elsa-1.0.md").read_text(encoding="utf-8")
 DELIVERY = (SPEC / "delivery-1.0.md").read_text(encoding="utf-8")
 EXAMPLE = COMMITTED / "valid" / "example.safetensors"
-CASES = ("checksums.json", "embed.json", "written.json")
+CASES = ("checksums.json", "embed.json", "listings.json", "written.json")
 DELIVERY_EXAMPLE = COMMITTED / "valid" / "delivery" / "example.ship.safetensors"
 REQUIREMENT = re.compile(r"ELSA-[RD]-[0-9]{3}")
 

@@ -84,6 +84,7 @@ def weights_of(names: dict[str, bytes]) -> set[str]:
 
 
 def test_the_list_has_every_file_but_the_weights(ship: Path, kind: str) -> None:
+    """ELSA-D-049."""
     found = json.loads((ship / LIST).read_bytes())
     assert found["version"] == "1.0"
     assert found["files"] == {
@@ -215,6 +216,7 @@ def test_nothing_is_left_of_a_wrong_level(server: Server, ship: Path, tmp_path: 
 
 
 def test_a_file_that_is_not_as_listed(server: Server, ship: Path, tmp_path: Path) -> None:
+    """ELSA-D-048."""
     url, phone = serve(server, ship), tmp_path / "phone"
     served = server.files["/some%20models/config.json"]
     good = served.content
@@ -316,9 +318,9 @@ HOSTILE = [
     ("not UTF-8", lambda _: b'{"\xff": 1}', elsa.InvalidJson),
     ("an array", lambda _: b"[]", elsa.InvalidJson),
     ("a key twice", lambda _: b'{"weights": "a", "weights": "b"}', elsa.DuplicateKey),
-    ("no version", having(version=None), elsa.UnsupportedVersion),
+    ("no version", having(version=None), elsa.InvalidIndex),
     ("version 2", having(version="2.0"), elsa.UnsupportedVersion),
-    ("version 1", having(version=1), elsa.UnsupportedVersion),
+    ("version 1", having(version=1), elsa.InvalidIndex),
     ("no weights", having(weights=None), elsa.InvalidIndex),
     ("weights elsewhere", having(weights="../model.ship.safetensors"), elsa.UnsafePath),
     ("weights in a folder", having(weights="a/model.ship.safetensors"), elsa.UnsafePath),

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from safetensors.numpy import save_file
 
 import elsa_format as elsa
 from elsa_format._cli import main
@@ -142,6 +143,56 @@ def test_any_flipped_or_missing_byte_is_noticed(layout: Any) -> None:
     for end in range(start, len(content)):
         with pytest.raises(elsa.Truncated):
             elsa.verify(Pipe(content[:end]))
+
+
+def test_a_dense_level_file_does_not_claim_to_know_what_it_keeps(
+    net: Path, level: dict[str, np.ndarray], tmp_path: Path
+) -> None:
+    """Its header has no counts: what needs them reads the data, all else says so."""
+    paths: dict[Any, Path] = {layout: tmp_path / f"{layout}.safetensors" for layout in LAYOUTS}
+    for layout in LAYOUTS:
+        elsa.extract(net, paths[layout], level=LEVEL, layout=layout)
+    shown = CliRunner().invoke(main, ["inspect", str(paths["dense"]), "--json"]).output
+    assert json.loads(shown)["nonzero"] is None
+    with elsa.open(net) as file, elsa.open(paths["dense"]) as found:
+        assert found.sparsity(LEVEL) is None
+        assert found.levels[0].nonzero is None
+        assert found.nested == dict.fromkeys(file.nested, ())
+        assert found.nested_weights == file.nested_weights
+        for layout in LAYOUTS:
+            assert found.size(LEVEL, layout) == paths[layout].stat().st_size
+            if layout != "dense":
+                with elsa.open(paths[layout]) as sparse:
+                    assert sparse.sparsity(LEVEL) == file.sparsity(LEVEL)
+                loaded: dict[str, Any] = dict(found.load(LEVEL, layout))
+                for name in found.nested:
+                    loaded[name] = loaded[name].to_dense()
+                assert same(loaded, level)
+        assert found.choose(sparsity=70) == LEVEL
+        with pytest.raises(elsa.NoSuchLevel, match=r"the sparsest has 70\.00"):
+            found.choose(sparsity=71)
+        size = paths["bitmask"].stat().st_size
+        assert found.choose(max_size=size, layout="bitmask") == LEVEL
+        with pytest.raises(elsa.NoSuchLevel, match=f"level 2 takes .*, {size} as bitmask"):
+            found.choose(max_size=size - 1, layout="bitmask")
+        assert found.sparsity(LEVEL) is None  # as before: the header is what it was
+    for source in (paths["dense"], Pipe(paths["dense"].read_bytes())):
+        with pytest.raises(elsa.NoSuchLevel, match=r"the sparsest has 70\.00"):
+            elsa.extract(source, io.BytesIO(), sparsity=71)
+    with pytest.raises(elsa.NoSuchLevel, match="level 2 takes"):
+        elsa.extract(paths["dense"], io.BytesIO(), max_size=size - 1, layout="bitmask")
+
+
+def test_a_level_file_need_not_tell_what_is_nested(tmp_path: Path) -> None:
+    """Then nobody can know how sparse it is, and it is not said to be 0 % either."""
+    path = tmp_path / "level.safetensors"
+    document = {"version": "1.0", "level": 2, "name": "x", "layout": "dense"}
+    save_file({"w": np.eye(3)}, path, metadata={"elsa_level": json.dumps(document)})
+    with elsa.open(path) as file:
+        assert (file.sparsity(2), file.levels[0].nonzero, dict(file.nested)) == (None, None, {})
+        with pytest.raises(elsa.NoSuchLevel, match=r"does not tell how sparse .* give level=…"):
+            file.choose(sparsity=50)
+    assert elsa.extract(path, tmp_path / "csr.safetensors", layout="csr") == 2
 
 
 def test_the_dense_network_and_kept_levels_are_not_in_a_level_file(

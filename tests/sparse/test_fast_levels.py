@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 from elsa_converters import onnx as converter
 from elsa_converters import onnx_sparse
-from elsa_converters._bench import bench
+from elsa_converters._bench import bench, show
 from elsa_converters._cli import export
 from elsa_converters.onnx import _bench, _latency, _measure, _session
 from elsa_converters.onnx import _export as export_module
@@ -21,6 +21,7 @@ from onnx.inliner import inline_local_functions
 from onnx.reference import ReferenceEvaluator
 from sparse_models import library, needs_library
 
+import elsa_format
 from elsa_format import ElsaError, InvalidOption, NoSuchLevel
 
 X = {"x": np.random.default_rng(6).standard_normal((2, 8, 12, 12)).astype(np.float32)}
@@ -250,6 +251,27 @@ def test_measured_levels(packed):
         assert row.quality is None
         if row.memory is not None:
             assert row.dense_memory > 0
+
+
+@pytest.mark.parametrize("layout", ["dense", "bitmask"])
+def test_the_file_of_a_level(packed, tmp_path, layout):
+    """Is its level, whatever its number, and as sparse as it is, though only its data tells."""
+    path, model = tmp_path / "level.safetensors", tmp_path / "level.onnx"
+    elsa_format.extract(packed.elsa, path, level=2, layout=layout)
+    (row,) = converter.measure_levels(path, packed.template, threads=1, seconds=0)
+    assert (row.level, round(row.sparsity, 2), row.best) == (2, 0.9, True)
+    assert converter.level_within(path, packed.template, 10.0) == 2
+    assert converter.export(path, packed.template, model, sparse=True) == 2
+    same(run(model), converter.session(*packed, level=2).run(None, X)[0])
+    with pytest.raises(NoSuchLevel, match="the sparsest has 90"):
+        converter.export(path, packed.template, model, sparsity=0.92, force=True)
+
+
+def test_sparsity_that_nobody_knows_is_not_shown():
+    """A level file need not say which tensors are nested."""
+    row = _bench.Measured(1, "", None, 1, None, None, None, 1.0, None, None)
+    assert _bench.mark_best([row])[0].best
+    assert show([row], "accuracy").splitlines()[1].split()[:2] == ["1", "-"]
 
 
 @pytest.mark.parametrize("options", [{"seconds": float("nan")}, {"seconds": -1}, {"threads": 0}])

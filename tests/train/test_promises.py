@@ -13,8 +13,8 @@ from elsa_train._errors import BadRecipe, InfeasibleTraining, MissedBudget
 from elsa_train._folder import Output
 from elsa_train._method import count_nonzero
 from elsa_train._plan import Plan
-from elsa_train._report import Reporter
-from elsa_train._run import Run
+from elsa_train._report import Reporter, table
+from elsa_train._run import Run, run_seed
 from elsa_train._training import check_budget
 from elsa_train._wide import whole
 
@@ -87,6 +87,15 @@ def test_levels_are_judged_without_the_test_images_where_that_is_asked_for(run, 
     assert judged.trainer.evaluate(network) != run.trainer.evaluate(network)
     with pytest.raises(BadRecipe, match="nothing is held out"):
         dataclasses.replace(recipe, validation=0.0)
+
+
+def test_the_zeros_of_a_dense_network_that_is_the_last_level_are_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(Run, "choose", lambda run, sparse, dense: sparse)
+    small = tiny(levels="50", epochs=0.5, sparsify_epochs=0.5)
+    last, dense = run_seed(small, 0, Output(tmp_path), Reporter())
+    assert (dense.sparsity, dense.nonzero) == (last.sparsity, last.nonzero)
+    assert 0.3 < dense.sparsity < 0.6
+    assert f"| dense | {dense.sparsity:.4%} |" in table([[last, dense]])
 
 
 def test_what_is_held_out_is_never_trained_on_and_the_same_for_every_seed(run, tmp_path):

@@ -104,6 +104,7 @@ def at_step(wanted):
             if seen == wanted:
                 raise KeyboardInterrupt
         return trace
+    sys._getframe().f_trace_opcodes = True  # 3.12 sees none unless a frame asked for them before
     sys.settrace(trace)
     try:
         whole()

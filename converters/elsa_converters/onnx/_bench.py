@@ -17,8 +17,7 @@ from elsa_converters.onnx._fast import check_threads
 from elsa_converters.onnx._measure import example_inputs, shortest_times
 from elsa_converters.onnx_sparse import find_library
 from elsa_format import Incomplete, InvalidOption
-from elsa_format import open as open_elsa
-from elsa_format.plugins import LevelNumber, open_network
+from elsa_format.plugins import LevelNumber, counted, open_network
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,8 @@ class Measured:
 
     level: LevelNumber
     name: str
-    sparsity: float
+    sparsity: float | None
+    """None where nobody knows: in a level file that does not say which tensors are nested."""
     size: int
     """Bytes of its ONNX model with sparse operators, where they are faster; else densely."""
     download: int | None
@@ -76,14 +76,14 @@ def measure_levels(
     check_threads(threads)
     if not 0 <= seconds < float("inf"):
         raise InvalidOption(f"seconds={seconds!r}: expected a time of 0 or more")
-    rows: list[tuple[LevelNumber, str, float, float | None]] = []
-    with open_elsa(source) as file:
-        for number in file.network.readable():
+    rows: list[tuple[LevelNumber, str, float | None, float | None]] = []
+    with open_network(source) as network:
+        for number in network.readable():
             if number is None:
-                rows.append(("dense", "", 0.0, file.profile.dense_metrics.get(metric)))
+                rows.append(("dense", "", 0.0, network.profile.dense_metrics.get(metric)))
                 continue
-            about = file.levels[number - 1]
-            rows.append((number, about.name, file.sparsity(number), about.metrics.get(metric)))
+            about, sparsity = network.profile.levels[number - 1], counted(network).sparsity(number)
+            rows.append((network.stated(number), about.name, sparsity, about.metrics.get(metric)))
     if not rows:
         raise Incomplete(f"{os.fspath(source)}: no level is there yet; fetch one")
     found, downloads = [], download_sizes(source)
@@ -107,7 +107,7 @@ def mark_best(rows: Sequence[Measured]) -> list[Measured]:
     recorded = all(row.quality is not None for row in rows)
 
     def worth(row: Measured) -> tuple[float, float]:
-        value = row.quality if recorded else -row.sparsity
+        value = row.quality if recorded else -(row.sparsity or 0)
         return float(value or 0), -row.seconds
 
     def beaten(row: Measured, others: Iterable[Measured]) -> bool:

@@ -85,7 +85,13 @@ def export(
         raise InvalidOption("a fast model's size is not known before it is made: give a level")
     choice = partial(_choose, level=level, sparsity=sparsity, max_size=max_size, sparse=sparse)
     with open_level(
-        source, template, choice, verify=verify, max_bytes=max_bytes, progress=progress
+        source,
+        template,
+        choice,
+        verify=verify,
+        max_bytes=max_bytes,
+        counts=sparse or sparsity is not None,
+        progress=progress,
     ) as opened:
         binding, proto = opened.binding, opened.binding.proto
         describe_level(proto, binding.network, opened.level)
@@ -181,8 +187,8 @@ def _entries(binding: Binding, level: int | None, sparse: bool) -> list[Entry]:
     for step in binding.network.steps(level):
         if step.name is None or step.name not in binding.names:
             continue
-        info, kept = binding.info(step.name), binding.kept(step.name, level)
-        smaller = sparse and kept is not None and is_smaller_sparse(info, kept)
+        info, kept = binding.info(step.name), binding.kept(step.name, level) if sparse else None
+        smaller = kept is not None and is_smaller_sparse(info, kept)
         entries.append(Entry(info, kept if smaller else None))
     return entries + [Entry(weight.info) for weight in binding.rest.values()]
 

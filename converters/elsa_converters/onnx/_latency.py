@@ -14,7 +14,7 @@ from elsa_converters.onnx._measure import (
 )
 from elsa_converters.onnx_sparse import find_library
 from elsa_format import NoSuchLevel
-from elsa_format.plugins import Source, open_network
+from elsa_format.plugins import LevelNumber, Source, open_network
 
 
 def level_within(
@@ -38,17 +38,18 @@ def level_within(
     if fast is True and find_library() is None:
         raise MissingOperators("nothing to measure", "{fast} takes layers unmeasured", fast=0.7)
     with open_network(source) as network:
-        numbers = network.readable()
+        levels = [network.stated(number) for number in network.readable()]
     times = {}
-    for number in reversed(numbers):
-        session = _session(source, template, number, fast, threads, sizes)
+    for level in reversed(levels):
+        session = _session(source, template, level, fast, threads, sizes)
         feeds = example_inputs(session, sizes, str(template))
-        (times[number],) = shortest_times([session], feeds)
+        (times[level],) = shortest_times([session], feeds)
         del session
-        if times[number] <= max_latency:
-            return number
+        if times[level] <= max_latency:
+            return None if level == "dense" else level
     shown = ", ".join(
-        f"{'dense' if n is None else f'level {n}'} takes {t * 1e3:.4g} ms" for n, t in times.items()
+        f"{'dense' if n == 'dense' else f'level {n}'} takes {t * 1e3:.4g} ms"
+        for n, t in times.items()
     )
     hint = "" if fast is not False else "{fast} may be faster"
     raise NoSuchLevel(
@@ -59,12 +60,12 @@ def level_within(
 def _session(
     source: Source,
     template: Template,
-    number: int | None,
+    level: LevelNumber,
     fast: bool | float,
     threads: int | None,
     sizes: Mapping[str, int] | None,
 ) -> Any:
-    with open_level(source, template, "dense" if number is None else number) as opened:
+    with open_level(source, template, level) as opened:
         arrays, proto, where = opened.arrays(), opened.binding.proto, str(opened.binding.model.path)
     if fast is not False:
         layers = prepare(proto, arrays, where)

@@ -24,6 +24,7 @@ from elsa_format.plugins import (
     Step,
     TensorInfo,
     as_array,
+    counted,
     no_progress,
     open_network,
 )
@@ -114,10 +115,15 @@ def open_level(
     *,
     verify: bool = True,
     max_bytes: int | None = None,
+    counts: bool = False,
     progress: Progress = no_progress,
 ) -> Iterator[LevelPass]:
-    """Read the headers of both files, bind one to the other, and get ready to read the level."""
-    with open_network(source, along=True, max_bytes=max_bytes) as network:
+    """Read the headers of both files, bind one to the other, and get ready to read the level.
+
+    If `counts` are needed, a level file without them is read once more.
+    """
+    with open_network(source, along=True, max_bytes=max_bytes) as opened:
+        network = counted(opened) if counts else opened
         if not isinstance(template, Model):
             template = read_model(template, also=set(network.tensors))
         binding = bind(template, network)
