@@ -7,6 +7,7 @@ import pytest
 
 from elsa_format.levels import Pattern
 from elsa_train import Scope, _ranking, _wide
+from elsa_train._loop import _sparsity
 from elsa_train._sparsify import SCORES, Request, _select_blocks
 
 
@@ -33,6 +34,13 @@ def test_a_tensor_that_a_word_cannot_count_is_numbered_by_rows(monkeypatch):
         kept = Scope().select(params, n, [budget], None)["kernel"]
         assert set(np.flatnonzero(kept)) == set(ranked[:budget])
     jax.clear_caches()
+
+
+def test_the_sparsity_that_is_shown_counts_beyond_a_word():
+    more = jax.ShapeDtypeStruct((1 << 17, 1 << 16), bool)
+    assert jax.eval_shape(_sparsity, [more]).shape == ()
+    masks = [jnp.arange(2**25) % 4 == 0, jnp.ones(3, bool)]
+    assert float(_sparsity(masks)) == pytest.approx(0.75 * 2**25 / (2**25 + 3), rel=1e-6)
 
 
 def two_kernels(dtype):
