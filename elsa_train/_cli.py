@@ -250,9 +250,12 @@ def _train(
 
         # What orbax cannot write it also logs, with tracebacks of its threads.
         logging.getLogger("absl").setLevel(logging.CRITICAL)
+        table, chart = folder / "table.md", folder / f"{recipe.measure.metric}.{plot}"
+        curves = {n: folder / f"seed-{n}" / f"curves.{plot}" for n in range(seed, seed + seeds)}
+        plots = plot != "none"
         outputs = {
-            number: Output(folder / f"seed-{number}", checkpoint_every)
-            for number in range(seed, seed + seeds)
+            n: Output(path.parent, checkpoint_every, (table, chart, path) if plots else (table,))
+            for n, path in curves.items()
         }
         wanted = {"reference": reference, "equal_epochs": equal_epochs, "alone": alone}
         columns = [column for column, is_wanted in wanted.items() if is_wanted]
@@ -278,15 +281,13 @@ def _train(
         if not first:
             return
         text = _report.table(found, recipe.measure)
-        with replacing(folder / "table.md") as temporary:
+        with replacing(table) as temporary:
             temporary.write_text(text, "utf-8")
-        if plot != "none":
+        if plots:
             try:
-                path = folder / f"{recipe.measure.metric}.{plot}"
-                _plots.plot(found, path, title, recipe.measure)
-                for output in outputs.values():
-                    curves = output.folder / f"curves.{plot}"
-                    _plots.plot_curves(output.metrics, curves, title)
+                _plots.plot(found, chart, title, recipe.measure)
+                for number, output in outputs.items():
+                    _plots.plot_curves(output.metrics, curves[number], title)
             except ModuleNotFoundError as error:
                 if not quiet:
                     say(

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 import elsa_format
@@ -23,7 +24,7 @@ from elsa_format.plugins import (
     open_shared_writer,
     variant_name,
 )
-from elsa_train._errors import NotReproduced
+from elsa_train._errors import NotReproduced, TrainError
 from elsa_train._hosts import Hosts
 from elsa_train._multilevel import FrozenLevel, Network, Result
 from elsa_train._tree import flatten
@@ -74,12 +75,19 @@ def write_file(
     owners = sorted({tensor.owner for tensor in tensors})
     groups = [[tensor.info for tensor in tensors if tensor.owner == owner] for owner in owners]
     together = Together(path, hosts.number, hosts.exchange)
-    _check_folder(together, hosts)
-    with open_shared_writer(together, groups, owners, contents, force=force) as writer:
-        for tensor in tensors:
-            _append(writer, hosts, tensor)
-        writer.finish()
-    _check_file(together, writer, result)
+    try:
+        _check_folder(together, hosts)
+        with open_shared_writer(together, groups, owners, contents, force=force) as writer:
+            for tensor in tensors:
+                _append(writer, hosts, tensor)
+            writer.finish()
+        _check_file(together, writer, result)
+    except jax.errors.JaxRuntimeError as error:
+        first, *_ = str(error).splitlines() or [""]
+        raise TrainError(
+            f"{path}: while it was written, a device failed or a process was lost ({first}); "
+            "start all processes again"
+        ) from None
 
 
 def _append(writer: SharedWriter, hosts: Hosts, tensor: Stored) -> None:

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from elsa_train._errors import BadRecipe
+from elsa_train._file import check_target
 from elsa_train._files import cut, read_json, replacing, write_json
 from elsa_train._levels import Level
 from elsa_train._loop import Trainer
@@ -27,6 +28,8 @@ class Output:
 
     folder: Path
     checkpoint_every: int = 500
+    beside: tuple[Path, ...] = ()
+    """What is to be written when all is trained, too: tables and plots."""
 
     @property
     def model(self) -> Path:
@@ -58,10 +61,19 @@ class Output:
         """Return the path of the JSON lines."""
         return self.folder / "metrics.jsonl"
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Return what a run writes, but for its checkpoints."""
+        return (self.model, self.results, self.references, self.initial, self.metrics)
+
+    def check(self, network: Network) -> None:
+        """Refuse, before training, what could not be written afterwards; all processes call it."""
+        for path in (*self.files, *self.beside):
+            check_target(path, network, force=True)
+
     def forget(self) -> None:
         """Remove what a run has left, and nothing else."""
-        files = (self.model, self.results, self.references, self.initial, self.metrics)
-        for path in files:
+        for path in self.files:
             path.unlink(missing_ok=True)
         if self.checkpoints.is_dir():
             shutil.rmtree(self.checkpoints)

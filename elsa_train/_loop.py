@@ -1,7 +1,7 @@
 """The training loop of a phase: batches, masked steps, evaluation, data parallel over devices."""
 
 from collections.abc import Callable, Iterator
-from functools import cached_property, partial
+from functools import cached_property, partial, reduce
 from typing import Any, Literal
 
 import jax
@@ -11,7 +11,7 @@ import optax
 from flax import linen as nn
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from elsa_train import _method
+from elsa_train import _method, _wide
 from elsa_train._errors import BadRecipe, NonFiniteLoss
 from elsa_train._joint import Joint, masked
 from elsa_train._multilevel import Network
@@ -339,5 +339,5 @@ def _sparsity(kept: PyTree) -> jax.Array:
     leaves = jax.tree.leaves(kept)
     total = sum(leaf.size for leaf in leaves)
     # Of masks, and of counters: the sparsest level has what is 1.
-    zeros = sum(jnp.sum(leaf != 1, dtype=jnp.float32) for leaf in leaves)
-    return jnp.asarray(zeros / total)
+    zeros = reduce(_wide.add, [_wide.count(leaf != 1) for leaf in leaves])
+    return jnp.asarray((zeros.high * jnp.float32(_wide.WORD) + zeros.low) / float(total))

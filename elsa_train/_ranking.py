@@ -226,7 +226,9 @@ class _Shards:
 def _slice(x: jax.Array, start: jax.Array, size: int, axis: int) -> jax.Array:
     if x.dtype.itemsize != 2:
         return lax.dynamic_slice_in_dim(x, start, size, axis)
-    # As words: a compiler without bfloat16 makes a float32 copy of all of it, to take slices of.
+    # As words: a compiler without bfloat16 takes slices of a float32 copy of all of it, in which
+    # NaNs change. The barrier keeps the words from being a copy, too, made once before the loop.
+    x, start = lax.optimization_barrier((x, start))  # type: ignore[no-untyped-call]
     word = lax.bitcast_convert_type(x, jnp.uint16)
     part = lax.dynamic_slice_in_dim(word, start, size, axis)
     return lax.bitcast_convert_type(part, x.dtype)

@@ -185,14 +185,15 @@ def run_seed(
     started = time.monotonic()
     run = Run(recipe, seed, output, reporter)  # what can't be trained is refused before writing
     _references.check_columns(run, columns)
-    if restart and jax.process_index() == 0:
-        output.forget()
-    wait("restart")
     output.folder.mkdir(parents=True, exist_ok=True)
-    done = output.read_results(run.settings, run.levels)
+    done = None if restart else output.read_results(run.settings, run.levels)
     if done and output.model.exists():
         rows, seconds = done
     else:
+        output.check(run.trainer.init())
+        if restart and jax.process_index() == 0:
+            output.forget()
+        wait("restart")
         result, before = _training.train(run)
         run.write(result)
         metric = run.measure.metric

@@ -13,14 +13,19 @@ class Schedule:
     >>> schedule = Schedule(start=0, end=100, every=30)
     >>> [step for step in range(200) if schedule.updates_at(step)]
     [30, 60, 90, 100]
-    >>> schedule.progress(50)
-    0.875
+    >>> schedule.first, schedule.progress(50)
+    (30, 0.875)
     """
 
     start: int
     end: int
     every: int
     power: int = 3
+
+    @property
+    def first(self) -> int:
+        """Return the first step before which the mask changes."""
+        return min(self.start + self.every, self.end)
 
     def updates_at(self, step: int) -> bool:
         """Tell whether the mask changes before this step."""

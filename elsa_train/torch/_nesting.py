@@ -70,7 +70,8 @@ class Nesting:
     of M neighbours along a layer's inputs. Prunable are tensors of two or more dimensions but
     embeddings, unless `prune`, a regular expression on names, says otherwise; `exclude`, another,
     leaves some out. All other parameters are frozen with the first level, and buffers are stored
-    for each level. `dtype` is what the file is to hold, if not the module's own types.
+    for each level. `dtype` is what the file is to hold, if not the module's own types. `fresh`
+    makes another initial network, of which weights that stayed at zero are taken before pruning.
 
     >>> model = torch.nn.Linear(20, 10)
     >>> optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -103,6 +104,7 @@ class Nesting:
         exclude: str = "",
         axis: int | None = None,
         score: Score = magnitude,
+        fresh: Callable[[], nn.Module] | None = None,
         dtype: torch.dtype | None = None,
         bits: int | None = None,
     ) -> None:
@@ -110,6 +112,7 @@ class Nesting:
             raise TrainError(f"scope {scope!r}, expected 'global' or 'uniform'")
         model = unwrapped(model)
         self.model, self.levels, self.score, self.dtype = model, parse_levels(levels), score, dtype
+        self.fresh = fresh
         self.params = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self._dtypes = {n: p.dtype for n, p in self.params.items()}
         for name, p in self.params.items():
@@ -326,6 +329,8 @@ class Nesting:
 
     def _prune(self) -> None:
         assert self.schedule is not None
+        if self.step == self.schedule.first:
+            self._revive()
         level, progress = self.level, self.schedule.progress(self.step)
         pruned: dict[str, Tensor] = {}
         for group in self._groups:
@@ -339,6 +344,25 @@ class Nesting:
                 kept = select(ranked, round(total - (total - final) * progress))
             pruned |= {name: ~keep for name, keep in zip(group, kept, strict=True)}
         self._hold(pruned)
+
+    def _revive(self) -> None:
+        """Draw free weights that are exactly zero anew.
+
+        Behind a channel that is silent for good, with nothing kept and a frozen negative bias, no
+        gradient would ever move them; what has one has moved by now.
+        """
+        if self.fresh is None:
+            return
+        drawn = dict(unwrapped(self.fresh()).named_parameters())
+        for name, p in self.params.items():
+            found = tuple(drawn[name].shape) if name in drawn else "none"
+            if found != tuple(p.shape):
+                raise TrainError(
+                    f"{name}: found {found} in what fresh has made, expected {tuple(p.shape)}"
+                )
+        for name, p in self.params.items():
+            dead = (self.counters[name] == 0) & ~_bits.is_nonzero(p.detach())
+            p.copy_(torch.where(dead, drawn[name].detach().to(p), p))
 
     def _stored_dtype(self, p: Tensor) -> torch.dtype:
         return self.dtype or p.dtype

@@ -314,6 +314,85 @@ def test_a_level_that_falls_short_is_mentioned() -> None:
         nesting.freeze()
 
 
+class Silent(nn.Module):
+    """Hidden channels that a negative bias keeps silent once they have lost their weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(20, 16), nn.Linear(16, 4)
+        nn.init.constant_(self.first.bias, -0.05)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.last(torch.relu(self.first(x)))
+        return logits
+
+
+def silent_run(
+    fresh: Callable[[], nn.Module] | None, schedule: Schedule = GRADUAL, interrupt: bool = False
+) -> Nesting:
+    torch.manual_seed(0)
+    model = Silent()
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    nesting = Nesting(model, optimizer, "95,50", fresh=fresh)
+    for _ in nesting.levels:
+        nesting.sparsify(schedule)
+        for step in range(8):
+            if interrupt and step == 4:  # a resumed run has revived already
+                state = nesting.state_dict()
+                nesting.load_state_dict(state)
+            x = torch.randn(16, 20, generator=torch.Generator().manual_seed(step))
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), torch.arange(16) % 4).backward()
+            optimizer.step()
+        nesting.freeze()
+    return nesting
+
+
+def test_weights_that_stayed_at_zero_are_drawn_anew() -> None:
+    with pytest.warns(UserWarning, match=r"its budget is 192; the others are exactly zero"):
+        silent_run(None)
+    made = []
+
+    def fresh() -> nn.Module:
+        made.append(Silent())
+        return made[-1]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        nesting = silent_run(fresh, interrupt=True)
+    assert len(made) == 2  # once a level
+    assert sum(int((nesting.counters[n] > 0).sum()) for n in nesting.prunable) == 192
+
+
+def test_reviving_is_that_of_the_jax_trainer() -> None:
+    jax = pytest.importorskip("jax", reason="JAX is not installed")
+    from elsa_train import revive
+
+    def arrays(tensors: dict[str, Any]) -> dict[str, Any]:
+        return {name: jax.numpy.asarray(t.detach().numpy()) for name, t in tensors.items()}
+
+    torch.manual_seed(0)
+    nesting = Nesting(Silent(), None, "95,50")
+    nesting.sparsify()
+    nesting.freeze()
+    with torch.no_grad():  # of the free weights some have been trained, some are -0
+        for name, p in nesting.params.items():
+            some = torch.tensor([0.0, -0.0, 1e-42, 2.0])[torch.randint(4, p.shape)]
+            p.copy_(torch.where(nesting.counters[name] == 0, some, p))
+    other = Silent()
+    expected = revive(
+        arrays(nesting.params), arrays(dict(other.named_parameters())), arrays(nesting.counters)
+    )
+    nesting.fresh = lambda: other
+    with torch.no_grad():
+        nesting._revive()
+    for name, p in nesting.params.items():
+        assert content(p) == np.asarray(expected[name]).tobytes()
+    nesting.fresh = Net
+    with pytest.raises(TrainError, match=r"first\.weight: found none in what fresh has made"):
+        nesting.sparsify()
+
+
 def test_buffers_that_change_after_they_were_shared_are_noticed(tmp_path: Path) -> None:
     run = Run()
     run.model.fc.bias.requires_grad_(False)  # constant, so shared by all levels

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 from test_resume import ARGUMENTS
 
+from elsa_train import _training
 from elsa_train._checkpointing import _record
 from elsa_train._cli import train
 from elsa_train._files import replacing
@@ -208,6 +209,30 @@ def test_folders_that_cannot_be_written(make, reason, tmp_path):
     found = again(tmp_path / "run" / "seed-0")
     assert found.exit_code == 1
     assert reason in found.output
+
+
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "results.json", "initial.npz", "metrics.jsonl", "../table.md"]
+)
+def test_files_that_cannot_be_written_are_refused_before_training(folder, name, monkeypatch):
+    unfinish(folder)
+    path = folder / name
+    path.unlink(missing_ok=True)
+    path.mkdir()
+    before = files(folder)
+    monkeypatch.setattr(_training, "train", None)
+    for more in ([], ["--force"]):  # which removes nothing then
+        found = again(folder, *more)
+        assert found.exit_code == 1
+        assert f"{path.name}: Is a directory" in found.output
+        assert files(folder) == before
+
+
+def test_plots_that_cannot_be_written_are_refused_before_training(folder, monkeypatch):
+    unfinish(folder)
+    (folder / "curves.svg").mkdir()
+    monkeypatch.setattr(_training, "train", None)
+    assert "curves.svg" in again(folder, "--plot", "svg").output
 
 
 def test_force_starts_over_and_removes_only_what_is_a_runs(folder):

@@ -25,10 +25,14 @@ def start(folder, process, processes, port):
     )
 
 
-def run(folder, processes):
+def free_port():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+        return free.getsockname()[1]
+
+
+def run(folder, processes):
+    port = free_port()
     workers = [start(folder, process, processes, port) for process in range(processes)]
     said = [worker.communicate(timeout=300)[0] for worker in workers]
     assert [worker.returncode for worker in workers] == [0] * processes, said
