@@ -1,45 +1,28 @@
-/** @import { Entry } from './header.js' */
+import { matrixOf } from './layouts.js'
+
 /** @import { Write } from './extract.js' */
+/** @import { Entry } from './header.js' */
 
-const WIDEST = 2 ** 31 - 1
 const PIECE = 8192
-
-/**
- * The rows and columns of a tensor that is seen as a matrix (ELSA-R-093).
- * @param {(number | bigint)[]} shape
- * @returns {[rows: bigint, columns: bigint]}
- */
-export function matrixOf(shape) {
-  const [rows, ...others] = (shape.length < 2 ? [1, ...shape] : shape).map(BigInt)
-  return [rows, others.reduce((all, dimension) => all * dimension, 1n)]
-}
-
-/**
- * @param {number | bigint} kept
- * @param {number | bigint} columns
- */
-export function indexDtype(kept, columns) {
-  return kept > WIDEST || columns > WIDEST ? 'I64' : 'I32'
-}
 
 /**
  * Writes indptr and indices of a tensor (elsa-1.0.md §9.3) while its bitmask comes along.
  * @param {Entry} entry
  * @param {number} most words that are kept
+ * @param {boolean} wide whether the numbers have 64 bits
  * @param {number[]} at where indptr and indices begin
  * @param {Write} write
  * @returns {(bits: Uint8Array, first: number, count: number) => Promise<void>} takes the bits of `count` elements from
  *   `first` on
  */
-export function csrWriter({ shape, elements }, most, [pointersAt, indicesAt], write) {
+export function csrWriter({ shape, elements }, most, wide, at, write) {
   const [rows, columns] = matrixOf(shape).map(Number)
-  const wide = indexDtype(most, columns) === 'I64'
   let kept = 0
   /** The element with which the next row begins. */
   let next = 0
 
-  /** Numbers that are written some thousand at a time. @param {number} at */
-  const list = at => {
+  /** Numbers that are written some thousand at a time. */
+  const [pointers, indices] = at.map(at => {
     const values = new Float64Array(PIECE)
     let count = 0
     const flush = async () => {
@@ -55,9 +38,7 @@ export function csrWriter({ shape, elements }, most, [pointersAt, indicesAt], wr
       return count === PIECE ? flush() : undefined
     }
     return { push, flush }
-  }
-  const pointers = list(pointersAt)
-  const indices = list(indicesAt)
+  })
 
   return async (bits, first, count) => {
     for (let i = 0; i < count; i++) {

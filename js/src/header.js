@@ -1,5 +1,5 @@
-import { OBJECT, TEXT, fieldsOf, mapOf } from './document.js'
-import { DTYPES } from './dtypes.js'
+import { OBJECT, TEXT, mapOf, optional, readFields } from './document.js'
+import { bitsOf } from './dtypes.js'
 import { fail, show } from './errors.js'
 import { parseJson } from './json.js'
 
@@ -18,13 +18,14 @@ import { parseJson } from './json.js'
 
 /**
  * @typedef {object} Header
- * @property {Uint8Array} bytes the header's text
+ * @property {Uint8Array} text
  * @property {Map<string, string>} metadata
  * @property {Map<string, Entry>} tensors
  * @property {Entry[]} order tensors in the order of their data
  * @property {number} size of the data section
  */
 
+const CODE = 'InvalidHeader'
 const LIMIT = 100_000_000
 
 /**
@@ -35,8 +36,8 @@ const LIMIT = 100_000_000
 export async function readHeader(bytes) {
   const start = await bytes.take(8)
   if (start.length < 8) fail('Truncated', `${start.length} bytes, expected at least 8`)
-  const length = lengthOf(start)
-  if (length > LIMIT) fail('HeaderTooLarge', `a header of ${length} bytes, expected at most ${LIMIT}`)
+  const length = checkLength(lengthOf(start))
+  await bytes.reach(8 + length)
   const text = await bytes.take(length)
   if (text.length < length) fail('Truncated', `${text.length} bytes of the header, expected ${length}`)
   return parseHeader(text)
@@ -47,17 +48,23 @@ export function lengthOf({ buffer, byteOffset }) {
   return Number(new DataView(buffer, byteOffset).getBigUint64(0, true))
 }
 
+/** @param {number} length */
+export function checkLength(length) {
+  if (length > LIMIT) fail('HeaderTooLarge', `a header of ${length} bytes, expected at most ${LIMIT}`)
+  return length
+}
+
 /**
  * @param {Uint8Array} text
  * @returns {Header}
  */
 export function parseHeader(text) {
-  const code = 'InvalidHeader'
-  const header = parseJson(text, 'header', true)
-  const metadata = mapOf(fieldsOf(header, code)('__metadata__', OBJECT, new Map()), TEXT, code)
-  header.delete('__metadata__')
-  for (const [name, entry] of header) checkEntry(name, entry)
-  const found = [...header].map(([name, entry]) => place(name, entry))
+  const map = parseJson(text, 'header', true)
+  const { __metadata__: metadata } = readFields(map, CODE, { ['__metadata__']: optional(OBJECT, new Map()) })
+  map.delete('__metadata__')
+  mapOf(metadata, CODE, TEXT)
+  for (const [name, entry] of map) checkEntry(name, entry)
+  const found = [...map].map(([name, entry]) => readEntry(name, entry))
   const tensors = new Map(found.map(({ entry }) => [entry.name, entry]))
   found.sort((a, b) => Number(a.begin - b.begin || a.end - b.end))
   let size = 0n
@@ -65,7 +72,7 @@ export function parseHeader(text) {
     if (begin !== size) fail('InvalidOffsets', `tensor ${show(name)} begins at ${begin}, expected ${size}`)
     size = end
   }
-  return { bytes: text, metadata, tensors, order: found.map(({ entry }) => entry), size: Number(size) }
+  return { text, metadata, tensors, order: found.map(({ entry }) => entry), size: Number(size) }
 }
 
 /** @param {string} name @param {any} entry */
@@ -74,17 +81,17 @@ function checkEntry(name, entry) {
   const integers = value => Array.isArray(value) && value.every(x => typeof x === 'number' || typeof x === 'bigint')
   if (!(entry instanceof Map) || entry.size !== 3 || typeof entry.get('dtype') !== 'string' ||
       !integers(entry.get('shape')) || !integers(entry.get('data_offsets')) || entry.get('data_offsets').length !== 2) {
-    fail('InvalidHeader', `tensor ${show(name)}: expected dtype, shape and two data_offsets, no more`)
+    fail(CODE, `tensor ${show(name)}: expected dtype, shape and two data_offsets, no more`)
   }
-  if (!DTYPES[entry.get('dtype')]) fail('UnknownDtype', `tensor ${show(name)} is ${show(entry.get('dtype'))}`)
+  if (!bitsOf(entry.get('dtype'))) fail('UnknownDtype', `tensor ${show(name)} is ${show(entry.get('dtype'))}`)
 }
 
 /** @param {string} name @param {Map<string, any>} map */
-function place(name, map) {
+function readEntry(name, map) {
   const { dtype, shape, data_offsets } = Object.fromEntries(map)
   /** @type {bigint[]} */
   const [begin, end] = data_offsets.map(BigInt)
-  const bits = BigInt(DTYPES[dtype][0])
+  const bits = BigInt(bitsOf(dtype))
   const elements = countElements(shape, bits)
   if (elements === undefined || 8n * (end - begin) !== elements * bits) {
     fail('InvalidOffsets', `tensor ${show(name)} has ${end - begin} bytes, expected [${shape}] × ${bits} bits`)

@@ -123,20 +123,13 @@ function plain(buffer) {
     },
 
     mask(width, bytes, low, level) {
-      const end = bytes / 4
-      if (width === 4) for (let i = 0; i < end; i++) signed[i] &= keep(signed[i] & low, level)
-      else if (width === 2) {
-        // Two at a time; what the last one may reach beyond the content is of no matter.
-        for (let i = 0; i < end; i++) {
-          const word = signed[i]
-          signed[i] = word & (keep(word & low, level) & 0xffff | keep(word >>> 16 & low, level) << 16)
-        }
-      } else {
-        for (let i = 0; i < end; i += 2) {
-          const all = keep(signed[i] & low, level)
-          signed[i] &= all
-          signed[i + 1] &= all
-        }
+      // Words of 2 bytes two at a time; what the last one may reach beyond the content is of no matter.
+      for (let i = 0; i < bytes / 4; i += width > 4 ? 2 : 1) {
+        const word = signed[i]
+        let all = keep(word & low, level)
+        if (width < 4) all = all & 0xffff | keep(word >>> 16 & low, level) << 16
+        signed[i] = word & all
+        if (width > 4) signed[i + 1] &= all
       }
     },
   }

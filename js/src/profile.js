@@ -1,5 +1,5 @@
-import { CHECKSUM, DIGEST, NAME, NUMBER, OBJECT, TEXT, arrayOf, checkHeader, checkVersion, fieldsOf, integer, mapOf, text } from './document.js'
-import { FLOATS } from './dtypes.js'
+import { CHECKSUM, DIGEST, NAME, NUMBER, OBJECT, TEXT, checkHeader, checkVersion, integer, listOf, mapOf, optional, readFields, text } from './document.js'
+import { MANTISSA } from './dtypes.js'
 import { fail, show } from './errors.js'
 import { parseJson } from './json.js'
 import { compareText } from './written.js'
@@ -80,56 +80,50 @@ export function chooseLevel(profile, choice) {
  * @returns {Profile}
  */
 export function readProfile(header) {
-  const document = header.metadata.get('elsa')
-  if (document === undefined) fail('NotElsa', 'a safetensors file without an ELSA profile')
+  const document = header.metadata.get('elsa') ?? fail('NotElsa', 'a safetensors file without an ELSA profile')
   const map = parseJson(document, 'profile')
   const version = checkVersion(map, CODE)
-  checkHeader(header.bytes, fieldsOf(map, CODE)('header', CHECKSUM, undefined))
-  const profile = { version, ...readFields(map) }
+  checkHeader(header.text, readFields(map, CODE, { header: optional(CHECKSUM) }).header)
+  const { bits } = readFields(map, CODE, { bits: integer(1, 8) })
+  const fields = readFields(map, CODE, {
+    levels: listOf(OBJECT, 1, 2 ** bits - 1),
+    dense: optional(OBJECT, new Map()),
+    nested: OBJECT,
+    per_level: optional(listOf(TEXT), []),
+    checksums: optional(OBJECT, new Map()),
+    shard: optional(OBJECT),
+  })
+  /** @type {Level[]} */
+  const levels = fields.levels.map(readLevel)
+  /** @type {string[]} */
+  const perLevel = fields.per_level
+  const profile = {
+    version,
+    bits,
+    levels,
+    dense: { metrics: readMetrics(fields.dense) },
+    nested: mapOf(fields.nested, CODE, listOf(integer(0), levels.length, levels.length)),
+    perLevel: new Set(perLevel),
+    checksums: mapOf(fields.checksums, CODE, CHECKSUM),
+    shard: fields.shard && readShard(fields.shard),
+  }
+  for (const [name, counts] of profile.nested) {
+    if (counts.some((/** @type {number} */ count, /** @type {number} */ t) => count < counts[t - 1])) fail(CODE, `the counts of ${show(name)} decrease`)
+  }
+  for (const [i, name] of perLevel.entries()) {
+    if (i && compareText(perLevel[i - 1], name) >= 0) fail(CODE, `per_level is not sorted at ${show(name)}`)
+    if (profile.nested.has(name)) fail(CODE, `${show(name)} is nested and in per_level`)
+  }
+  for (const name of [...profile.nested.keys(), ...perLevel]) if (isReserved(name)) fail(CODE, `the name ${show(name)} is reserved`)
   checkTensors(profile, header)
   checkSums(profile)
   return profile
 }
 
-/**
- * @param {Map<string, any>} map
- * @returns {Omit<Profile, 'version'>}
- */
-function readFields(map) {
-  const get = fieldsOf(map, CODE)
-  const bits = get('bits', integer(1, 8))
-  const levels = get('levels', arrayOf(OBJECT, 1, 2 ** bits - 1)).map(readLevel)
-  const dense = get('dense', OBJECT, new Map())
-  const nested = mapOf(get('nested', OBJECT), arrayOf(integer(0), levels.length, levels.length), CODE)
-  for (const [name, counts] of nested) {
-    for (let t = 1; t < counts.length; t++) {
-      if (counts[t] < counts[t - 1]) fail(CODE, `the counts of ${show(name)} decrease at level ${t + 1}`)
-    }
-  }
-  const perLevel = get('per_level', arrayOf(TEXT), [])
-  for (const [i, name] of perLevel.entries()) {
-    if (i && compareText(perLevel[i - 1], name) >= 0) fail(CODE, `per_level is not sorted at ${show(name)}`)
-    if (nested.has(name)) fail(CODE, `${show(name)} is nested and in per_level`)
-  }
-  for (const name of [...nested.keys(), ...perLevel]) if (isReserved(name)) fail(CODE, `the name ${show(name)} is reserved`)
-  const checksums = mapOf(get('checksums', OBJECT, new Map()), CHECKSUM, CODE)
-  const shard = get('shard', OBJECT, undefined)
-  return {
-    bits,
-    levels,
-    dense: { metrics: readMetrics(dense) },
-    nested,
-    perLevel: new Set(perLevel),
-    checksums,
-    shard: shard && readShard(shard),
-  }
-}
-
-/** @param {Map<string, any>} map */
+/** @param {Map<string, any>} map @returns {any} */
 function readShard(map) {
-  const get = fieldsOf(map, CODE)
-  const of = get('of', integer(1))
-  return { number: get('number', integer(1, of)), of }
+  const { of } = readFields(map, CODE, { of: integer(1) })
+  return readFields(map, CODE, { number: integer(1, of), of: NUMBER })
 }
 
 /**
@@ -137,27 +131,24 @@ function readShard(map) {
  * @returns {Record<string, number>}
  */
 function readMetrics(map) {
-  const metrics = mapOf(fieldsOf(map, CODE)('metrics', OBJECT, new Map()), NUMBER, CODE)
-  return Object.fromEntries([...metrics].sort().map(([key, value]) => [key, Number(value)]))
+  const { metrics } = readFields(map, CODE, { metrics: optional(OBJECT, new Map()) })
+  return Object.fromEntries([...mapOf(metrics, CODE, NUMBER)].sort().map(([key, value]) => [key, Number(value)]))
 }
 
 /**
  * @param {Map<string, any>} map
  * @param {number} index
- * @returns {Level}
+ * @returns {any}
  */
 function readLevel(map, index) {
-  const get = fieldsOf(map, CODE)
-  const target = get('target', ['a number 0…1', value => NUMBER[1](value) && value >= 0 && value <= 1], undefined)
-  return {
-    level: index + 1,
-    name: get('name', NAME),
-    nonzero: get('nonzero', integer(0)),
-    target: target && Number(target),
-    pattern: get('pattern', text('N:M', /^[1-9][0-9]*:[1-9][0-9]*$/), undefined),
-    digest: get('digest', DIGEST, undefined),
-    metrics: readMetrics(map),
-  }
+  const fields = readFields(map, CODE, {
+    name: NAME,
+    nonzero: integer(0),
+    target: optional(['a number 0…1', value => NUMBER[1](value) && value >= 0 && value <= 1]),
+    pattern: optional(text('N:M', /^[1-9][0-9]*:[1-9][0-9]*$/)),
+    digest: optional(DIGEST),
+  })
+  return { level: index + 1, ...fields, target: fields.target && Number(fields.target), metrics: readMetrics(map) }
 }
 
 /**
@@ -173,7 +164,7 @@ function checkTensors(profile, { tensors, order }) {
   }
   for (const [name, counts] of nested) {
     const { dtype, elements } = /** @type {Entry} */ (tensors.get(name))
-    if (!(bits <= FLOATS[dtype]?.mantissa)) fail(code, `tensor ${show(name)} is ${dtype}: no room for counters of ${bits} bits`)
+    if (!(bits <= MANTISSA[dtype])) fail(code, `tensor ${show(name)} is ${dtype}: no room for counters of ${bits} bits`)
     const most = counts[counts.length - 1]
     if (most > elements) fail(code, `tensor ${show(name)} keeps ${most} of ${elements} weights`)
   }

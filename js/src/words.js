@@ -1,4 +1,4 @@
-import { FLOATS } from './dtypes.js'
+import { MANTISSA, bitsOf } from './dtypes.js'
 import { ElsaError, show } from './errors.js'
 import { check } from './sift.js'
 
@@ -27,7 +27,9 @@ export function report(findings) {
  * @param {Findings} findings
  */
 export function checkWords(kernels, { name, dtype }, { bits, levels: { length } }, bytes, findings) {
-  const { width, exponent } = FLOATS[dtype]
+  const width = bitsOf(dtype) / 8
+  // The highest 16 bits of +Inf.
+  const exponent = 0x8000 - 2 ** (MANTISSA[dtype] + 16 - 8 * width)
   const found = check(kernels, width, bytes, 2 ** bits - 1, length, exponent)
   if (found & 1) findings[16] ??= new ElsaError('NonFinite', `tensor ${show(name)} holds Inf or NaN`)
   if (found & 2) findings[16] ??= new ElsaError('CounterOutOfRange', `tensor ${show(name)} has a counter above ${length}`)

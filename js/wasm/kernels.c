@@ -4,8 +4,8 @@
 #include <stdint.h>
 #include <wasm_simd128.h>
 
-#define ACCUMULATORS ((v128_t *)2048)       // 8 × 64 bits
-#define SECRET ((const uint8_t *)2112)      // 192 bytes
+#define ACCUMULATORS 2048                   // 8 × 64 bits
+#define SECRET 2112                         // 192 bytes
 #define BITS ((uint8_t *)8192)              // a bit for each word of a block
 #define BLOCK 65536                         // 64 KiB
 #define VALUES 131072                       // 64 KiB, and what the last word may reach beyond
@@ -14,27 +14,20 @@
 // XXH3 over the first `count` stripes of 64 bytes of the block. A block starts at stripe 0 of the 16 between two
 // scrambles, because 64 KiB are a multiple of 16 stripes.
 void EXPORT(stripes)(uint32_t count) {
-  v128_t acc[4];
-  for (int i = 0; i < 4; i++) acc[i] = ACCUMULATORS[i];
-  const uint8_t *data = (const uint8_t *)BLOCK;
-  for (uint32_t s = 0; s < count; s++, data += 64) {
-    const uint8_t *secret = SECRET + 8 * (s & 15);
-    for (int i = 0; i < 4; i++) {
-      v128_t word = wasm_v128_load(data + 16 * i);
-      v128_t key = wasm_v128_xor(word, wasm_v128_load(secret + 16 * i));
-      v128_t low = wasm_v128_and(key, wasm_u64x2_const_splat(0xFFFFFFFF));
-      v128_t product = wasm_i64x2_mul(low, wasm_u64x2_shr(key, 32));
-      v128_t swapped = wasm_i64x2_shuffle(word, word, 1, 0);
-      acc[i] = wasm_i64x2_add(acc[i], wasm_i64x2_add(product, swapped));
-    }
-    if ((s & 15) == 15) {
-      for (int i = 0; i < 4; i++) {
-        v128_t x = wasm_v128_xor(acc[i], wasm_u64x2_shr(acc[i], 47));
-        acc[i] = wasm_i64x2_mul(wasm_v128_xor(x, wasm_v128_load(SECRET + 128 + 16 * i)), wasm_u64x2_const_splat(0x9E3779B1));
+  for (uint32_t s = 0; s < count; s++) {
+    for (uint32_t i = 0; i < 64; i += 16) {
+      v128_t *acc = (v128_t *)(ACCUMULATORS + i);
+      v128_t word = wasm_v128_load((void *)(BLOCK + 64 * s + i));
+      v128_t key = wasm_v128_xor(word, wasm_v128_load((void *)(SECRET + 8 * (s & 15) + i)));
+      v128_t product = wasm_i64x2_mul(wasm_v128_and(key, wasm_u64x2_const_splat(0xFFFFFFFF)), wasm_u64x2_shr(key, 32));
+      v128_t x = wasm_i64x2_add(*acc, wasm_i64x2_add(product, wasm_i64x2_shuffle(word, word, 1, 0)));
+      if ((s & 15) == 15) {
+        x = wasm_v128_xor(wasm_v128_xor(x, wasm_u64x2_shr(x, 47)), wasm_v128_load((void *)(SECRET + 128 + i)));
+        x = wasm_i64x2_mul(x, wasm_u64x2_const_splat(0x9E3779B1));
       }
+      *acc = x;
     }
   }
-  for (int i = 0; i < 4; i++) ACCUMULATORS[i] = acc[i];
 }
 
 // Level `level` of the words of the block, in place: a word goes if its counter is 0 or above. Counters are in the
