@@ -51,12 +51,8 @@ export async function about(name, action) {
  * @returns {string}
  */
 export function show(value) {
-  if (value === undefined) return 'missing'
-  if (value instanceof Map) return 'an object'
-  if (Array.isArray(value)) return `an array of ${value.length}`
-  if (typeof value !== 'string') return String(value)
+  if (typeof value !== 'string') return typeof value === 'object' ? 'an object' : String(value)
   // Names are arbitrary Unicode: none of it may reach a terminal as control or direction marks.
-  const text = JSON.stringify(value).replace(/[^ -~\u00a1-\u1fff\u3000-\ud7ff]/g, c =>
-    `\\u${c.charCodeAt(0).toString(16).padStart(4, '0')}`)
+  const text = JSON.stringify(value).replace(/[^ -~]/g, c => `\\u${c.charCodeAt(0).toString(16).padStart(4, '0')}`)
   return text.length > 120 ? `${text.slice(0, 117)}…"` : text
 }

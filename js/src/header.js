@@ -1,8 +1,9 @@
-import { OBJECT, TEXT, mapOf, optional, readFields } from './document.js'
+import { OBJECT, TEXT, listOf, mapOf, optional, readFields } from './document.js'
 import { bitsOf } from './dtypes.js'
 import { fail, show } from './errors.js'
 import { parseJson } from './json.js'
 
+/** @import { Kind } from './document.js' */
 /** @import { Bytes } from './source.js' */
 
 /**
@@ -54,6 +55,11 @@ export function checkLength(length) {
   return length
 }
 
+/** @type {Kind} */
+const ENTRY = ['dtype, shape and two data_offsets', entry => OBJECT[1](entry) && entry.size === 3 && TEXT[1](entry.get('dtype')) &&
+  SIZES[1](entry.get('shape')) && SIZES[1](entry.get('data_offsets')) && entry.get('data_offsets').length === 2]
+const SIZES = listOf(['', value => typeof value === 'number' || typeof value === 'bigint'])
+
 /**
  * @param {Uint8Array} text
  * @returns {Header}
@@ -63,42 +69,29 @@ export function parseHeader(text) {
   const { __metadata__: metadata } = readFields(map, CODE, { ['__metadata__']: optional(OBJECT, new Map()) })
   map.delete('__metadata__')
   mapOf(metadata, CODE, TEXT)
-  for (const [name, entry] of map) checkEntry(name, entry)
-  const found = [...map].map(([name, entry]) => readEntry(name, entry))
-  const tensors = new Map(found.map(({ entry }) => [entry.name, entry]))
-  found.sort((a, b) => Number(a.begin - b.begin || a.end - b.end))
+  for (const [name, entry] of mapOf(map, CODE, ENTRY)) {
+    if (!bitsOf(entry.get('dtype'))) fail('UnknownDtype', `tensor ${show(name)} is ${show(entry.get('dtype'))}`)
+  }
+  /** @type {Map<string, any>} */
+  const tensors = new Map([...map].map(([name, entry]) => {
+    const { dtype, shape, data_offsets } = Object.fromEntries(entry)
+    /** @type {bigint[]} */
+    const [begin, end] = data_offsets.map(BigInt)
+    const bits = BigInt(bitsOf(dtype))
+    const elements = countElements(shape, bits)
+    if (elements === undefined || 8n * (end - begin) !== elements * bits) {
+      fail('InvalidOffsets', `tensor ${show(name)} has ${end - begin} bytes, expected [${shape}] × ${bits} bits`)
+    }
+    return [name, { name, dtype, shape, begin, end, size: Number(end - begin), elements: Number(elements) }]
+  }))
+  const order = [...tensors.values()].sort((a, b) => Number(a.begin - b.begin || a.end - b.end))
   let size = 0n
-  for (const { entry: { name }, begin, end } of found) {
-    if (begin !== size) fail('InvalidOffsets', `tensor ${show(name)} begins at ${begin}, expected ${size}`)
-    size = end
+  for (const entry of order) {
+    if (entry.begin !== size) fail('InvalidOffsets', `tensor ${show(entry.name)} begins at ${entry.begin}, expected ${size}`)
+    entry.begin = Number(size)
+    size = entry.end
   }
-  return { text, metadata, tensors, order: found.map(({ entry }) => entry), size: Number(size) }
-}
-
-/** @param {string} name @param {any} entry */
-function checkEntry(name, entry) {
-  /** @param {unknown} value */
-  const integers = value => Array.isArray(value) && value.every(x => typeof x === 'number' || typeof x === 'bigint')
-  if (!(entry instanceof Map) || entry.size !== 3 || typeof entry.get('dtype') !== 'string' ||
-      !integers(entry.get('shape')) || !integers(entry.get('data_offsets')) || entry.get('data_offsets').length !== 2) {
-    fail(CODE, `tensor ${show(name)}: expected dtype, shape and two data_offsets, no more`)
-  }
-  if (!bitsOf(entry.get('dtype'))) fail('UnknownDtype', `tensor ${show(name)} is ${show(entry.get('dtype'))}`)
-}
-
-/** @param {string} name @param {Map<string, any>} map */
-function readEntry(name, map) {
-  const { dtype, shape, data_offsets } = Object.fromEntries(map)
-  /** @type {bigint[]} */
-  const [begin, end] = data_offsets.map(BigInt)
-  const bits = BigInt(bitsOf(dtype))
-  const elements = countElements(shape, bits)
-  if (elements === undefined || 8n * (end - begin) !== elements * bits) {
-    fail('InvalidOffsets', `tensor ${show(name)} has ${end - begin} bytes, expected [${shape}] × ${bits} bits`)
-  }
-  /** @type {Entry} */
-  const entry = { name, dtype, shape, begin: Number(begin), size: Number(end - begin), elements: Number(elements) }
-  return { begin, end, entry }
+  return { text, metadata, tensors, order, size: Number(size) }
 }
 
 /**

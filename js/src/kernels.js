@@ -30,7 +30,7 @@ export const SPREAD = { 2: 0x0706050403020100n, 4: 0x0504050401000100n, 8: 0x010
  * @returns {Kernels}
  */
 export function makeKernels() {
-  if (!new Uint8Array(Uint16Array.of(1).buffer)[0]) throw Error('elsa-format needs a little-endian machine')
+  if (!new Uint8Array(Uint16Array.of(1).buffer)[0]) throw Error('a big-endian machine')
   const wasm = instantiate()
   /** @type {ArrayBuffer} */
   const buffer = wasm ? wasm.memory.buffer : new ArrayBuffer(MEMORY)
@@ -87,15 +87,11 @@ function plain(buffer) {
     acc[i] = sum
   }
 
-  /** Add the product of two words of 32 bits, from halves of 16. @param {number} i @param {number} x @param {number} y */
+  /** Add the product of two words of 32 bits; its upper half is exact in numbers below 2^49. @param {number} i @param {number} x @param {number} y */
   function multiplyAdd(i, x, y) {
-    const a = x & 0xffff
-    const b = x >>> 16
-    const c = y & 0xffff
-    const d = y >>> 16
-    const middle = Math.imul(b, c) >>> 0
-    const other = (Math.imul(a, d) >>> 0) + (Math.imul(a, c) >>> 16) + (middle & 0xffff)
-    add(i, Math.imul(x, y) >>> 0, Math.imul(b, d) + (middle >>> 16) + Math.floor(other / 65536) >>> 0)
+    x >>>= 0
+    y >>>= 0
+    add(i, Math.imul(x, y) >>> 0, Math.floor((Math.floor((x & 0xffff) * y / 65536) + (x >>> 16) * y) / 65536))
   }
 
   /** All bits of a word that stays, none of one that goes: without a branch, which would be mispredicted too often. */

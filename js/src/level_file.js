@@ -9,7 +9,7 @@ import { parseJson } from './json.js'
 import { makeKernels } from './kernels.js'
 import { matrixOf, partsOf } from './layouts.js'
 import { readFile } from './network.js'
-import { isReserved, ownMetadata } from './profile.js'
+import { checkReserved, ownMetadata } from './profile.js'
 
 /** @import { Tensor } from './data.js' */
 /** @import { ErrorCode } from './errors.js' */
@@ -102,9 +102,9 @@ function readDocument({ metadata, tensors }) {
   const listed = readFields(map, CODE, { tensors: layout === 'dense' ? optional(OBJECT) : OBJECT }).tensors
   const expected = new Set()
   for (const [name, tensor] of mapOf(listed ?? new Map(), CODE, OBJECT)) {
-    const nested = readFields(tensor, CODE, { dtype: text('a dtype of nested tensors', /^(F32|BF16|F16|F64)$/), shape: listOf(integer(0)) })
+    const nested = readFields(tensor, CODE, { dtype: text(/^(F32|BF16|F16|F64)$/), shape: listOf(integer(0)) })
     const { dtype, shape } = nested
-    if (isReserved(name)) fail(CODE, `the name ${show(name)} is reserved`)
+    checkReserved(name, CODE)
     if (countElements(shape, BigInt(bitsOf(dtype))) === undefined) fail(CODE, `tensor ${show(name)} of shape [${shape}] exceeds 2^63 bits`)
     if (layout !== 'dense' && tensors.has(name)) fail(CODE, `tensor ${show(name)} is stored as such and in parts`)
     const parts = partsOf({ name, dtype, shape }, layout, BigInt(tensors.get(`__elsa__.values.${name}`)?.shape[0] ?? 0))
@@ -116,7 +116,7 @@ function readDocument({ metadata, tensors }) {
     }
     listed?.set(name, { dtype, shape, parts: parts.map(({ name }) => name) })
   }
-  for (const name of tensors.keys()) if (isReserved(name) && !expected.has(name)) fail(CODE, `the name ${show(name)} is reserved`)
+  for (const name of tensors.keys()) if (!expected.has(name)) checkReserved(name, CODE)
   return { ...fields, nested: listed }
 }
 
@@ -130,7 +130,7 @@ function readLevel(map, code) {
   return /** @type {LevelFields} */ (readFields(map, code, {
     level: integer(1, 255),
     name: NAME,
-    layout: text('dense, bitmask or csr', /^(dense|bitmask|csr)$/),
+    layout: text(/^(dense|bitmask|csr)$/),
     digest: optional(DIGEST),
   }))
 }

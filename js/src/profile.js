@@ -4,6 +4,7 @@ import { fail, show } from './errors.js'
 import { parseJson } from './json.js'
 import { compareText } from './written.js'
 
+/** @import { ErrorCode } from './errors.js' */
 /** @import { Entry, Header } from './header.js' */
 
 /**
@@ -36,6 +37,11 @@ const CODE = 'InvalidProfile'
 /** @param {string} name */
 export const isReserved = name => name.startsWith(RESERVED)
 
+/** Refuse a name that is the format's own. @param {string} name @param {ErrorCode} code */
+export function checkReserved(name, code) {
+  if (isReserved(name)) fail(code, `the name ${show(name)} is reserved`)
+}
+
 /**
  * The stored name of a tensor at a level.
  * @param {Profile} profile
@@ -67,10 +73,7 @@ export function chooseLevel(profile, choice) {
   const wanted = typeof choice === 'function' ? choice(profile) : choice
   if (wanted === 'dense') return wanted
   const [found, other] = profile.levels.filter(({ level, name }) => level === wanted || name === wanted)
-  if (!found || other) {
-    const known = profile.levels.map(({ level, name }) => `${level} (${show(name)})`)
-    fail('NoSuchLevel', `level ${show(wanted)}, expected one of ${known.join(', ')}, or "dense"`)
-  }
+  if (!found || other) fail('NoSuchLevel', `level ${show(wanted)}, expected 1…${profile.levels.length}, a name or "dense"`)
   return found.level
 }
 
@@ -84,9 +87,9 @@ export function readProfile(header) {
   const map = parseJson(document, 'profile')
   const version = checkVersion(map, CODE)
   checkHeader(header.text, readFields(map, CODE, { header: optional(CHECKSUM) }).header)
-  const { bits } = readFields(map, CODE, { bits: integer(1, 8) })
   const fields = readFields(map, CODE, {
-    levels: listOf(OBJECT, 1, 2 ** bits - 1),
+    bits: integer(1, 8),
+    levels: listOf(OBJECT, 1, 2 ** map.get('bits') - 1),
     dense: optional(OBJECT, new Map()),
     nested: OBJECT,
     per_level: optional(listOf(TEXT), []),
@@ -99,31 +102,25 @@ export function readProfile(header) {
   const perLevel = fields.per_level
   const profile = {
     version,
-    bits,
+    bits: fields.bits,
     levels,
     dense: { metrics: readMetrics(fields.dense) },
     nested: mapOf(fields.nested, CODE, listOf(integer(0), levels.length, levels.length)),
     perLevel: new Set(perLevel),
     checksums: mapOf(fields.checksums, CODE, CHECKSUM),
-    shard: fields.shard && readShard(fields.shard),
+    shard: fields.shard && readFields(fields.shard, CODE, { of: integer(1), number: integer(1, fields.shard.get('of')) }),
   }
   for (const [name, counts] of profile.nested) {
-    if (counts.some((/** @type {number} */ count, /** @type {number} */ t) => count < counts[t - 1])) fail(CODE, `the counts of ${show(name)} decrease`)
+    for (const [t, count] of counts.entries()) if (count < counts[t - 1]) fail(CODE, `the counts of ${show(name)} decrease`)
   }
   for (const [i, name] of perLevel.entries()) {
     if (i && compareText(perLevel[i - 1], name) >= 0) fail(CODE, `per_level is not sorted at ${show(name)}`)
     if (profile.nested.has(name)) fail(CODE, `${show(name)} is nested and in per_level`)
   }
-  for (const name of [...profile.nested.keys(), ...perLevel]) if (isReserved(name)) fail(CODE, `the name ${show(name)} is reserved`)
+  for (const name of [...profile.nested.keys(), ...perLevel]) checkReserved(name, CODE)
   checkTensors(profile, header)
   checkSums(profile)
   return profile
-}
-
-/** @param {Map<string, any>} map @returns {any} */
-function readShard(map) {
-  const { of } = readFields(map, CODE, { of: integer(1) })
-  return readFields(map, CODE, { number: integer(1, of), of: NUMBER })
 }
 
 /**
@@ -144,8 +141,8 @@ function readLevel(map, index) {
   const fields = readFields(map, CODE, {
     name: NAME,
     nonzero: integer(0),
-    target: optional(['a number 0…1', value => NUMBER[1](value) && value >= 0 && value <= 1]),
-    pattern: optional(text('N:M', /^[1-9][0-9]*:[1-9][0-9]*$/)),
+    target: optional(['0…1', value => NUMBER[1](value) && value >= 0 && value <= 1]),
+    pattern: optional(text(/^[1-9][0-9]*:[1-9][0-9]*$/)),
     digest: optional(DIGEST),
   })
   return { level: index + 1, ...fields, target: fields.target && Number(fields.target), metrics: readMetrics(map) }
@@ -182,7 +179,7 @@ function checkTensors(profile, { tensors, order }) {
   let others = false
   for (const tensor of order) {
     const isVariant = variants.has(tensor)
-    if (isReserved(tensor.name) && !isVariant) fail(code, `the name ${show(tensor.name)} is reserved`)
+    if (!isVariant) checkReserved(tensor.name, code)
     if (isVariant && tensor.size && others) fail(code, `the variant ${show(tensor.name)} is behind other tensors`)
     others ||= !isVariant && tensor.size > 0
   }
