@@ -12,8 +12,7 @@ const MOST = 1 << 15
  * @param {boolean} wide whether the numbers have 64 bits
  * @param {number[]} at where indptr and indices begin
  * @param {Write} write
- * @returns {(bits: Uint8Array, first: number, count: number) => Promise<void>} takes the bits of `count` elements from
- *   `first` on
+ * @returns {(bits: Uint8Array, first: number) => Promise<void>} takes the bits of the elements from `first` on
  */
 export function csrWriter({ shape, elements }, most, wide, at, write) {
   const [rows, columns] = matrixOf(shape).map(Number)
@@ -28,7 +27,8 @@ export function csrWriter({ shape, elements }, most, wide, at, write) {
     at[list] += numbers.byteLength
   }
 
-  return async (bits, first, count) => {
+  return async (bits, first) => {
+    const count = Math.min(8 * bits.length, elements - first)
     const pointers = []
     const indices = []
     for (let i = 0; i < count; i++) {

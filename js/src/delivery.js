@@ -100,7 +100,7 @@ export class Delivery {
   async arrive(choice, { signal, onProgress } = {}) {
     const { profile, metadata, files } = this
     const part = partOf(profile, choice)
-    if (!files.length) fail('InvalidOption', 'the arrays of this delivery were handed over')
+    if (!files.length) fail('InvalidOption', 'arrays that were handed over')
     const total = this.bytes(choice)
     let before = 0
     for (const file of files) {

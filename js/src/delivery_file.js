@@ -1,23 +1,25 @@
 import { allocate, bytesOf } from './data.js'
 import { readHead } from './delivery_head.js'
-import { MANTISSA, bitsOf } from './dtypes.js'
+import { MANTISSA, bitsOf, wordsOf } from './dtypes.js'
 import { fail } from './errors.js'
 import { BLOCK, makeKernels } from './kernels.js'
 import { makeDecoder } from './payload.js'
 import { isReserved } from './profile.js'
 import { Bytes } from './source.js'
+import { broken } from './streams.js'
 import { checkCount, report } from './words.js'
 import { xxh3 } from './xxh3.js'
 
 /** @import { Opened } from './files.js' */
 /** @import { Entry } from './header.js' */
-/** @import { Words, WordType } from './payload.js' */
+/** @import { Words } from './payload.js' */
 /** @import { Findings } from './words.js' */
 
 /**
  * Words of one dtype, of several tensors one after the other (ELSA-D-016), and where they go.
  * @typedef {object} Sequence
- * @property {WordType} type
+ * @property {number} bits of a word
+ * @property {number} mantissa its bits, if the dtype can carry counters, else −1
  * @property {Entry[]} entries
  * @property {number} count of words
  * @property {Words} words
@@ -26,23 +28,17 @@ import { xxh3 } from './xxh3.js'
 
 /** One delivery file, as far as it has arrived. @typedef {Opened & Awaited<ReturnType<typeof openDeliveryFile>>} DeliveryFile */
 
-const CODE = 'InvalidDelivery'
-
 /**
  * @param {Bytes} bytes
  * @param {boolean} shard
  */
 export async function openDeliveryFile(bytes, shard) {
   const { block, ends, start, seed, header, profile } = await readHead(bytes, shard)
-  const { bits, levels: { length } } = profile
+  const { bits, levels: { length: levels } } = profile
   const kernels = makeKernels()
   const nested = sequences(header.order.filter(({ name }) => profile.nested.has(name)))
   /** Stored tensors that are there. @type {Map<string, Uint8Array>} */
   const arrays = new Map()
-  let buffer = new Uint8Array(0)
-  let most = -1
-  /** @type {ReturnType<typeof makeDecoder>} */
-  let decoder
   const file = { header, profile, ends, arrays, parts: 0, decode, source }
 
   /**
@@ -65,13 +61,13 @@ export async function openDeliveryFile(bytes, shard) {
         throw error
       }
       file.parts = part
-      if (part > length && await bytes.more()) fail('TrailingData', `bytes follow the ${ends[part]} of the file`)
+      if (part > levels && await bytes.more()) fail('TrailingData', 'bytes behind', ends[part])
     }
   }
 
   /** @param {number} part @param {number | undefined} size @returns {never} */
   function incomplete(part, size) {
-    fail('Incomplete', `${size} bytes, ${part > length ? 'the dense network' : `level ${part}`} needs ${ends[part]}`)
+    fail('Incomplete', `${size} bytes, ${part > levels ? 'the dense network' : `level ${part}`} needs ${ends[part]}`)
   }
 
   /** @param {number} part */
@@ -79,67 +75,60 @@ export async function openDeliveryFile(bytes, shard) {
     const plain = sequences(plainEntries(part))
     const all = [...plain, ...nested]
     const size = ends[part] - ends[part - 1]
-    const count = all.reduce((sum, { count }) => sum + Math.ceil(count / block), 0)
-    if (3 * count > size) fail(CODE, `part ${part} has ${size} bytes, expected an index of ${count} blocks`)
-    const index = await bytes.take(3 * count)
-    if (index.length < 3 * count) incomplete(part, bytes.at)
-    const blocks = all.flatMap(sequence => Array.from({ length: Math.ceil(sequence.count / block) }, (_, i) => ({ sequence, first: i * block })))
-    // The sizes of payloads (ELSA-D-015, 018).
-    const sizes = blocks.map(({ sequence: { type: { bits }, count }, first }, i) => {
-      const length = index[3 * i] | index[3 * i + 1] << 8 | index[3 * i + 2] << 16
-      const words = Math.min(block, count - first)
-      if (length > words * bits / 8 + Math.ceil(words / 8) + 1024) fail(CODE, `a payload of ${length} bytes for ${words} words`)
-      return length
-    })
-    const sum = sizes.reduce((sum, length) => sum + (length && length + 8), 3 * count)
-    if (sum !== size) fail(CODE, `a part of ${size} bytes, its index says ${sum}`)
+    const count = 3 * all.reduce((sum, { count }) => sum + Math.ceil(count / block), 0)
+    if (count > size) broken(15)
+    const index = await bytes.take(count)
+    if (index.length < count) incomplete(part, bytes.at)
+    /** @type {[Sequence, first: number, length: number][]} */
+    const blocks = []
+    let sum = count
+    let at = 0
+    let longest = 0
+    for (const sequence of all) {
+      for (let first = 0; first < sequence.count; first += block) {
+        const length = index[at++] | index[at++] << 8 | index[at++] << 16
+        const words = Math.min(block, sequence.count - first)
+        if (length > words * sequence.bits / 8 + Math.ceil(words / 8) + 1024) broken(18)
+        sum += length && length + 8
+        longest = Math.max(longest, length)
+        blocks.push([sequence, first, length])
+      }
+    }
+    if (sum !== size) broken(15)
     for (const sequence of part === 1 ? all : plain) place(sequence)
-    const longest = Math.min(block, Math.max(0, ...all.map(({ count }) => count)))
-    if (most < longest) decoder = makeDecoder(most = longest, bits, length)
-    for (const [i, { sequence, first }] of blocks.entries()) {
-      const length = sizes[i]
-      // Behind its checksum, and with 8 bytes to spare: decoders read whole words.
-      if (buffer.length < length + 16) buffer = new Uint8Array(length + length / 4 + 1024)
+    const decoder = makeDecoder(Math.min(block, Math.max(0, ...all.map(({ count }) => count))), bits, levels)
+    // Of a payload behind its checksum, and with 8 bytes to spare: decoders read whole words.
+    const buffer = new Uint8Array(longest + 16)
+    for (const [sequence, first, length] of blocks) {
       const whole = length && length + 8
       if (await bytes.fill(buffer.subarray(0, whole)) < whole) incomplete(part, bytes.at)
       if (length && xxh3(buffer.subarray(8, whole), seed, kernels) !== new DataView(buffer.buffer).getBigUint64(0, true)) {
-        fail('ChecksumMismatch', `a payload of part ${part} does not have its checksum`)
+        fail('ChecksumMismatch', 'a payload of part', part)
       }
-      decodeBlock(part, sequence, first, length, plain.includes(sequence))
+      const { words, stored } = sequence
+      const one = words.subarray(first, first + block)
+      const payload = buffer.subarray(8)
+      if (plain.includes(sequence)) decoder.plain(payload, length, one, sequence)
+      else if (stored.has(first)) {
+        if (length) broken(22)
+      } else if (decoder.nested(payload, length, one, sequence, part > levels ? 0 : part)) stored.add(first)
     }
-  }
-
-  /**
-   * @param {number} part
-   * @param {Sequence} sequence
-   * @param {number} first word of the block
-   * @param {number} size of the payload, which is in the buffer
-   * @param {boolean} isPlain
-   */
-  function decodeBlock(part, { type, words: all, stored }, first, size, isPlain) {
-    const words = all.subarray(first, first + block)
-    const payload = buffer.subarray(8)
-    if (isPlain) decoder.plain(payload, size, words, type)
-    else if (stored.has(first)) {
-      if (size) fail(CODE, 'a block that is stored has a payload in a later part')
-    } else if (decoder.nested(payload, size, words, type, part > length ? 0 : part)) stored.add(first)
   }
 
   /** The tensors of a part that have no counters (ELSA-D-014). @param {number} part @returns {Entry[]} */
   function plainEntries(part) {
     return header.order.filter(({ name }) => {
       if (isReserved(name)) return name.startsWith(`__elsa__.${part}.`)
-      return profile.perLevel.has(name) ? part > length : part === 1 && !profile.nested.has(name)
+      return profile.perLevel.has(name) ? part > levels : part === 1 && !profile.nested.has(name)
     })
   }
 
   /** Make room for the words of a sequence. @param {Sequence} sequence */
   function place(sequence) {
-    const { entries, type: { bits }, count } = sequence
-    const { buffer } = allocate(count * bits / 8)
-    sequence.words = new (bits === 8 ? Uint8Array : bits === 16 ? Uint16Array : bits === 32 ? Uint32Array : BigUint64Array)(buffer)
+    const { buffer } = allocate(sequence.count * sequence.bits / 8)
+    sequence.words = wordsOf(sequence.bits, buffer)
     let at = 0
-    for (const { name, size } of entries) {
+    for (const { name, size } of sequence.entries) {
       arrays.set(name, new Uint8Array(buffer, at, size))
       at += size
     }
@@ -148,7 +137,7 @@ export async function openDeliveryFile(bytes, shard) {
   /** Forget what a part brought that did not arrive whole. @param {number} part */
   function undo(part) {
     for (const { name } of plainEntries(part)) arrays.delete(name)
-    for (const { count, stored, type: { bits: width }, words } of nested) {
+    for (const { count, stored, bits: width, words } of nested) {
       if (part === 1) stored.clear()
       for (let first = 0; first < count; first += block) {
         const bytes = bytesOf(words.subarray(first, first + block))
@@ -204,7 +193,7 @@ function sequences(entries) {
     const { dtype, size } = entry
     if (!size) continue
     const bits = Math.max(8, bitsOf(dtype))
-    const sequence = found.get(dtype) ?? { type: { bits, mantissa: MANTISSA[dtype] ?? -1 }, entries: [], count: 0, words: new Uint8Array(0), stored: new Set() }
+    const sequence = found.get(dtype) ?? { bits, mantissa: MANTISSA[dtype] ?? -1, entries: [], count: 0, words: new Uint8Array(0), stored: new Set() }
     found.set(dtype, sequence)
     sequence.entries.push(entry)
     sequence.count += 8 * size / bits

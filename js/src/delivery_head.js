@@ -1,6 +1,6 @@
 import { CHECKSUM, checkHeader, checkVersion, integer, listOf, readFields } from './document.js'
-import { fail } from './errors.js'
-import { lengthOf, parseHeader, readHeader } from './header.js'
+import { expect, fail } from './errors.js'
+import { lengthOf, parseHeader, readHeader, typeOf } from './header.js'
 import { inflate } from './inflate.js'
 import { parseJson } from './json.js'
 import { readProfile } from './profile.js'
@@ -33,7 +33,7 @@ export async function readHead(bytes, shard) {
   if (bytes.seekable) bytes.limit = FIRST
   const { text, metadata, tensors } = await readHeader(bytes)
   const document = metadata.get('elsa_delivery') ??
-    fail(shard ? 'InvalidIndex' : 'NotElsa', 'a safetensors file without a delivery document')
+    fail(shard ? 'InvalidIndex' : 'NotElsa', 'no delivery document')
   const map = parseJson(document, 'delivery document')
   checkVersion(map, CODE)
   checkHeader(text, readFields(map, CODE, { header: CHECKSUM }).header)
@@ -43,22 +43,19 @@ export async function readHead(bytes, shard) {
     source: integer(10, 100_000_008),
     head: CHECKSUM,
   })
-  const tensor = tensors.get('__elsa__.delivery')
   const sum = parts.reduce((/** @type {bigint} */ all, /** @type {number} */ part) => all + BigInt(part), 0n)
-  if (tensors.size !== 1 || tensor?.dtype !== 'U8' || String(tensor.shape) !== String(sum)) {
-    fail(CODE, `expected one tensor, __elsa__.delivery, U8 of shape [${sum}] as the parts have it`)
-  }
+  expect(CODE, 'data', [...tensors.values()].map(tensor => tensor.name + typeOf(tensor)).join(), `__elsa__.deliveryU8 [${sum}]`)
   let end = 8 + text.length
   const ends = parts.map((/** @type {number} */ part) => end += part)
-  if (bytes.size !== undefined && bytes.size > end) fail('TrailingData', `${bytes.size} bytes, expected ${end}`)
+  if (bytes.size !== undefined && bytes.size > end) fail('TrailingData', 'bytes behind', end)
   await bytes.reach(ends[0])
   const packed = await bytes.take(parts[0])
-  if (packed.length < parts[0]) fail('Incomplete', `${packed.length} bytes of the head, expected ${parts[0]}`)
+  if (packed.length < parts[0]) fail('Incomplete', 'a head of fewer bytes than', parts[0])
   checkSum('the head', xxh3(packed), head)
   const start = await inflate(packed, source)
-  if (!start || lengthOf(start) !== source - 8) fail(CODE, `the head is no zlib stream of a header of ${source} bytes`)
+  if (!start || lengthOf(start) !== source - 8) fail(CODE, 'the head is no zlib stream of', source)
   const header = parseHeader(start.subarray(8))
   const profile = readProfile(header)
-  if (profile.levels.length + 2 !== ends.length) fail(CODE, `${ends.length} parts for ${profile.levels.length} levels`)
+  expect(CODE, 'parts', ends.length, profile.levels.length + 2)
   return { block: 2 ** block, ends, start, seed: xxh3(start), header, profile }
 }

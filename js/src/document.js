@@ -1,4 +1,4 @@
-import { fail, show } from './errors.js'
+import { expect, fail, show } from './errors.js'
 import { Real } from './json.js'
 import { checkSum, xxh3 } from './xxh3.js'
 
@@ -67,9 +67,9 @@ export function mapOf(map, code, kind) {
  */
 export function checkVersion(map, code) {
   const { version } = readFields(map, code, { version: text(/^[0-9]+\.[0-9]+$/) })
-  if (version.split('.')[0] !== '1') fail('UnsupportedVersion', `version ${show(version)}, expected 1`)
+  expect('UnsupportedVersion', 'version', version.split('.')[0], '1')
   const { requires: [feature] } = readFields(map, code, { requires: optional(listOf(TEXT), []) })
-  if (feature !== undefined) fail('UnsupportedFeature', `the file requires ${show(feature)}`)
+  expect('UnsupportedFeature', 'requires', feature, undefined)
   return version
 }
 

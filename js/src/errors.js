@@ -23,10 +23,22 @@ export class ElsaError extends Error {
 /**
  * @param {ErrorCode} code
  * @param {string} message what was found, what was expected
+ * @param {unknown[]} values that end the message
  * @returns {never}
  */
-export function fail(code, message) {
-  throw new ElsaError(code, message)
+export function fail(code, message, ...values) {
+  throw new ElsaError(code, [message, ...values.map(show)].join(' '))
+}
+
+/**
+ * Compare what was found with what has to be.
+ * @param {ErrorCode} code
+ * @param {string} what
+ * @param {unknown} found
+ * @param {unknown} expected
+ */
+export function expect(code, what, found, expected) {
+  if (found !== expected) fail(code, `${show(what)} is ${show(found)}, expected`, expected)
 }
 
 /**

@@ -1,24 +1,20 @@
 import { csrWriter } from './csr.js'
 import { readData } from './data.js'
 import { bitsOf } from './dtypes.js'
-import { fail, show } from './errors.js'
-import { checkLength } from './header.js'
+import { fail } from './errors.js'
+import { checkLength, countBits } from './header.js'
 import { makeKernels } from './kernels.js'
 import { partsOf } from './layouts.js'
 import { masked, onlyOne, wantedNames } from './load.js'
 import { withNetwork } from './network.js'
 import { chooseLevel, ownMetadata } from './profile.js'
-import { compact } from './sift.js'
-import { checkCount, checkWords, report } from './words.js'
+import { report, sifter } from './words.js'
 import { compareText, writeJson } from './written.js'
 
-/** @import { Visitor } from './data.js' */
 /** @import { Entry } from './header.js' */
-/** @import { Kernels } from './kernels.js' */
 /** @import { Layout, Stored } from './layouts.js' */
 /** @import { LoadOptions } from './load.js' */
 /** @import { Part } from './network.js' */
-/** @import { Profile } from './profile.js' */
 /** @import { Source } from './source.js' */
 /** @import { Findings } from './words.js' */
 
@@ -75,7 +71,7 @@ export function extractTo(source, write, options) {
     await readData(part, kernels, options.verify !== false && profile.checksums, entry => {
       const to = places.get(entry.name)
       if (!to) return undefined
-      if (to.length > 1) return sparse(kernels, profile, entry, /** @type {number} */ (level), to, write, findings)
+      if (to.length > 1) return sifter(kernels, profile, entry, [/** @type {number} */ (level)], findings, sparse(entry, to, write))
       return masked(kernels, profile, entry, level, (piece, at) => write(piece, to[0].begin + at))
     })
     report(findings)
@@ -84,33 +80,23 @@ export function extractTo(source, write, options) {
 }
 
 /**
- * @param {Kernels} kernels
- * @param {Profile} profile
+ * Writes the parts of a nested tensor.
  * @param {Entry} entry
- * @param {number} level
  * @param {Place[]} to
  * @param {Write} write
- * @param {Findings} findings
- * @returns {Visitor}
+ * @returns {(level: number, bits: Uint8Array, values: Uint8Array, at: number, done: number) => Promise<void>}
  */
-function sparse(kernels, profile, entry, level, to, write, findings) {
+function sparse(entry, to, write) {
   const width = bitsOf(entry.dtype) / 8
   const at = to.map(({ begin }) => begin)
-  const values = at.pop() ?? 0
+  const last = at.pop() ?? 0
   const most = Number(to[at.length].shape[0])
   const addRows = at.length > 1 && csrWriter(entry, most, to[0].dtype === 'I64', at, write)
-  let done = 0
-  return async ({ length }, offset) => {
-    checkWords(kernels, entry, profile, length, findings)
-    kernels.mask(width, length, 2 ** profile.bits - 1, level)
-    const size = compact(kernels, width, length)
-    const bits = kernels.bits.subarray(0, Math.ceil(length / width / 8))
-    if (addRows) await addRows(bits, offset / width, length / width)
+  return async (_, bits, values, offset, done) => {
+    if (addRows) await addRows(bits, offset / width)
     else await write(bits, at[0] + offset / width / 8)
     // Too many of them would overwrite what is behind; it is reported once all data was seen.
-    await write(kernels.values.subarray(0, Math.max(0, Math.min(size, most * width - done))), values + done)
-    done += size
-    if (offset + length === entry.size) checkCount(entry, profile, level, done / width, findings)
+    await write(values.subarray(0, Math.max(0, most * width - done)), last + done)
   }
 }
 
@@ -122,7 +108,7 @@ function sparse(kernels, profile, entry, level, to, write, findings) {
  */
 function planLevel({ header, profile }, level, layout) {
   if (!['dense', 'bitmask', 'csr'].includes(layout) || level === 'dense' && layout !== level) {
-    fail('InvalidOption', `layout ${show(layout)}, expected dense${level === 'dense' ? '' : ', bitmask or csr'}`)
+    fail('InvalidOption', 'layout', layout)
   }
   const { nested, levels, shard } = profile
   const wanted = wantedNames(header, profile, level)
@@ -141,7 +127,7 @@ function planLevel({ header, profile }, level, layout) {
     const { name, digest } = levels[level - 1]
     const tensors = new Map([...nested.keys()].sort(compareText).map(name => {
       const { dtype, shape } = /** @type {Entry} */ (header.tensors.get(name))
-      if (shape.some(d => typeof d === 'bigint')) fail('TooLarge', `tensor ${show(name)}: a level file has no dimension above 2^53 − 1`)
+      if (shape.some(d => typeof d === 'bigint')) fail('TooLarge', 'a dimension above 2^53:', name)
       return [name, { dtype, shape }]
     }))
     metadata.set('elsa_level', writeJson({ digest: shard ? undefined : digest, layout, level, name, tensors, version: '1.0' }))
@@ -152,7 +138,7 @@ function planLevel({ header, profile }, level, layout) {
   for (const place of order) {
     const { name, dtype, shape } = place
     place.begin = end
-    end += Number(shape.reduce((size, dimension) => Number(size) * Number(dimension), bitsOf(dtype))) / 8
+    end += Number(countBits(shape, BigInt(bitsOf(dtype)))) / 8
     entries.set(name, { dtype, shape, data_offsets: [place.begin, end] })
   }
   const text = new TextEncoder().encode(writeJson(entries))

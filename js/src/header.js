@@ -1,6 +1,6 @@
 import { OBJECT, TEXT, listOf, mapOf, optional, readFields } from './document.js'
 import { bitsOf } from './dtypes.js'
-import { fail, show } from './errors.js'
+import { expect, fail } from './errors.js'
 import { parseJson } from './json.js'
 
 /** @import { Kind } from './document.js' */
@@ -36,11 +36,11 @@ const LIMIT = 100_000_000
  */
 export async function readHeader(bytes) {
   const start = await bytes.take(8)
-  if (start.length < 8) fail('Truncated', `${start.length} bytes, expected at least 8`)
+  if (start.length < 8) fail('Truncated', 'no 8 bytes')
   const length = checkLength(lengthOf(start))
   await bytes.reach(8 + length)
   const text = await bytes.take(length)
-  if (text.length < length) fail('Truncated', `${text.length} bytes of the header, expected ${length}`)
+  if (text.length < length) fail('Truncated', 'a header of fewer bytes than', length)
   return parseHeader(text)
 }
 
@@ -51,7 +51,7 @@ export function lengthOf({ buffer, byteOffset }) {
 
 /** @param {number} length */
 export function checkLength(length) {
-  if (length > LIMIT) fail('HeaderTooLarge', `a header of ${length} bytes, expected at most ${LIMIT}`)
+  if (length > LIMIT) fail('HeaderTooLarge', 'a header of more bytes than', LIMIT)
   return length
 }
 
@@ -70,7 +70,7 @@ export function parseHeader(text) {
   map.delete('__metadata__')
   mapOf(metadata, CODE, TEXT)
   for (const [name, entry] of mapOf(map, CODE, ENTRY)) {
-    if (!bitsOf(entry.get('dtype'))) fail('UnknownDtype', `tensor ${show(name)} is ${show(entry.get('dtype'))}`)
+    if (!bitsOf(entry.get('dtype'))) fail('UnknownDtype', 'the dtype of', name)
   }
   /** @type {Map<string, any>} */
   const tensors = new Map([...map].map(([name, entry]) => {
@@ -78,16 +78,13 @@ export function parseHeader(text) {
     /** @type {bigint[]} */
     const [begin, end] = data_offsets.map(BigInt)
     const bits = BigInt(bitsOf(dtype))
-    const elements = countElements(shape, bits)
-    if (elements === undefined || 8n * (end - begin) !== elements * bits) {
-      fail('InvalidOffsets', `tensor ${show(name)} has ${end - begin} bytes, expected [${shape}] × ${bits} bits`)
-    }
-    return [name, { name, dtype, shape, begin, end, size: Number(end - begin), elements: Number(elements) }]
+    expect('InvalidOffsets', name, 8n * (end - begin), countBits(shape, bits))
+    return [name, { name, dtype, shape, begin, end, size: Number(end - begin), elements: Number(8n * (end - begin) / bits) }]
   }))
   const order = [...tensors.values()].sort((a, b) => Number(a.begin - b.begin || a.end - b.end))
   let size = 0n
   for (const entry of order) {
-    if (entry.begin !== size) fail('InvalidOffsets', `tensor ${show(entry.name)} begins at ${entry.begin}, expected ${size}`)
+    expect('InvalidOffsets', entry.name, entry.begin, size)
     entry.begin = Number(size)
     size = entry.end
   }
@@ -95,16 +92,18 @@ export function parseHeader(text) {
 }
 
 /**
- * The elements of a shape, or undefined where they, without the zeros, are too many (ELSA-R-025).
+ * The bits of a tensor, or undefined where they, without dimensions of 0, are too many (ELSA-R-025).
  * @param {(number | bigint)[]} shape
  * @param {bigint} bits
  * @returns {bigint | undefined}
  */
-export function countElements(shape, bits) {
-  let product = 1n
+export function countBits(shape, bits) {
   for (const dimension of shape) {
-    if (dimension) product *= BigInt(dimension)
-    if (product * bits >> 63n) return undefined
+    if (dimension) bits *= BigInt(dimension)
+    if (bits >> 63n) return undefined
   }
-  return shape.every(Boolean) ? product : 0n
+  return shape.every(Boolean) ? bits : 0n
 }
+
+/** Dtype and shape, as digests and messages have them. @param {{dtype: string, shape: (number | bigint)[]}} tensor */
+export const typeOf = ({ dtype, shape }) => `${dtype} [${shape}]`

@@ -49,11 +49,11 @@ export function parseJson(source, what, header) {
     const value = JSON.parse(word)
     if (typeof value !== 'number') return value
     const real = /[.e]/i.test(word)
-    if (header && (real || word[0] === '-')) invalid(`the number ${word}, expected an integer without sign`)
+    if (header && (real || word[0] === '-')) invalid(`${word}, expected an integer without sign`)
     if (real && Number.isFinite(value)) return new Real(value)
     if (Number.isSafeInteger(value)) return value + 0 // -0 is the integer 0
     const large = !real && header && word.length < 20 && BigInt(word)
-    return large && !(large >> 63n) ? large : invalid('a number that is too large')
+    return large && !(large >> 63n) ? large : invalid(`${show(word)} is too large`)
   }
 
   /** @param {number} depth @returns {any} */
@@ -67,7 +67,7 @@ export function parseJson(source, what, header) {
     const list = []
     for (let one; (one = value(depth + 1)) !== END;) {
       if (word === '[') list.push(one)
-      else if (map.has(one)) fail('DuplicateKey', `${what}: an object holds ${show(one)} twice`)
+      else if (map.has(one)) fail('DuplicateKey', `${what}: two of`, one)
       else map.set(one, value(depth + 1))
     }
     return word === '[' ? list : map

@@ -1,10 +1,10 @@
 import { allocate, bytesOf, collect, makeTensor, readData } from './data.js'
 import { checkDigest, lineOf } from './digest.js'
 import { DIGEST, NAME, OBJECT, checkVersion, integer, listOf, mapOf, optional, readFields, text } from './document.js'
-import { bitsOf } from './dtypes.js'
-import { about, fail, show } from './errors.js'
+import { bitsOf, wordsOf } from './dtypes.js'
+import { about, expect, fail } from './errors.js'
 import { openFiles } from './files.js'
-import { countElements } from './header.js'
+import { countBits, typeOf } from './header.js'
 import { parseJson } from './json.js'
 import { makeKernels } from './kernels.js'
 import { matrixOf, partsOf } from './layouts.js'
@@ -45,8 +45,7 @@ const CODE = 'InvalidLayout'
 export async function loadLevelFile(source, options = {}) {
   const tensors = new Map()
   const { files, fields } = await readLevelFiles(source, options, (name, tensor) => tensors.set(name, tensor))
-  const { level, name, layout, digest } = fields
-  return { level, name, layout, digest, metadata: ownMetadata(files.map(({ header }) => header)), tensors }
+  return { ...fields, metadata: ownMetadata(files.map(({ header }) => header)), tensors }
 }
 
 /**
@@ -59,7 +58,7 @@ export async function loadLevelFile(source, options = {}) {
  */
 export async function readLevelFiles(source, options, take) {
   const kernels = makeKernels()
-  const { files, fields } = await openFiles(source, options, async bytes => {
+  const { files, fields, whole } = await openFiles(source, options, async bytes => {
     const file = await readFile(bytes, readDocument, 'document')
     const stored = new Map()
     await readData({ name: '', bytes, ...file }, kernels, false, entry => collect(entry, tensor => stored.set(entry.name, tensor)))
@@ -67,7 +66,7 @@ export async function readLevelFiles(source, options, take) {
   }, joinLevel)
   const verify = options.verify ?? true
   const all = new Map()
-  const whole = verify && fields !== files[0].document && files.every(file => file.document?.nested) && fields.digest
+  const together = verify && whole && files.every(file => file.document?.nested)
   let compared = 0
   for (const { name, document, stored } of files) {
     await about(name, async () => {
@@ -76,13 +75,13 @@ export async function readLevelFiles(source, options, take) {
       const lines = new Map()
       for (const [name, tensor] of decode(nested, stored)) {
         take(name, tensor)
-        if (whole || hashed) lines.set(name, lineOf(kernels, name, tensor, nested.has(name)))
+        if (together || hashed) lines.set(name, lineOf(kernels, name, tensor, nested.has(name)))
       }
-      if (hashed) compared += checkDigest(fields.level, lines, digest)
+      if (hashed) compared++, checkDigest(fields.level, lines, digest)
       for (const [name, line] of lines) all.set(name, line)
     })
   }
-  if (whole) compared += checkDigest(fields.level, all, whole)
+  if (together) compared++, checkDigest(fields.level, all, whole)
   return { files, fields, compared }
 }
 
@@ -92,7 +91,7 @@ export async function readLevelFiles(source, options, take) {
  * @returns {LevelDocument | undefined}
  */
 function readDocument({ metadata, tensors }) {
-  if (metadata.has('elsa')) fail(CODE, 'an ELSA file, expected a level file')
+  if (metadata.has('elsa')) fail(CODE, 'an ELSA file')
   const document = metadata.get('elsa_level')
   if (document === undefined) return undefined
   const map = parseJson(document, 'level document')
@@ -105,14 +104,13 @@ function readDocument({ metadata, tensors }) {
     const nested = readFields(tensor, CODE, { dtype: text(/^(F32|BF16|F16|F64)$/), shape: listOf(integer(0)) })
     const { dtype, shape } = nested
     checkReserved(name, CODE)
-    if (countElements(shape, BigInt(bitsOf(dtype))) === undefined) fail(CODE, `tensor ${show(name)} of shape [${shape}] exceeds 2^63 bits`)
-    if (layout !== 'dense' && tensors.has(name)) fail(CODE, `tensor ${show(name)} is stored as such and in parts`)
+    if (countBits(shape, BigInt(bitsOf(dtype))) === undefined) fail(CODE, 'too large:', name)
+    if (layout !== 'dense' && tensors.has(name)) fail(CODE, 'stored as such and in parts:', name)
     const parts = partsOf({ name, dtype, shape }, layout, BigInt(tensors.get(`__elsa__.values.${name}`)?.shape[0] ?? 0))
-    for (const { name, dtype, shape } of parts) {
-      const found = tensors.get(name)
-      const [is, wanted] = [found && `${found.dtype} [${found.shape}]`, `${dtype} [${shape}]`]
-      if (is !== wanted) fail(CODE, `tensor ${show(name)} is ${is ?? 'missing'}, expected ${wanted}`)
-      expected.add(name)
+    for (const part of parts) {
+      const found = tensors.get(part.name)
+      expect(CODE, part.name, found && typeOf(found), typeOf(part))
+      expected.add(part.name)
     }
     listed?.set(name, { dtype, shape, parts: parts.map(({ name }) => name) })
   }
@@ -139,30 +137,32 @@ function readLevel(map, code) {
  * What files say of their level; shards are compared (§10.3).
  * @param {LevelFile[]} files
  * @param {Map<string, any>} [metadata] of the index
- * @returns {{files: LevelFile[], fields: LevelFields}}
+ * @returns {{files: LevelFile[], fields: LevelFields, whole?: string}} and the digest of all files together
  */
 function joinLevel(files, metadata) {
   const code = 'InvalidIndex'
   /** @type {Map<string, any> | undefined} */
   const stated = metadata && readFields(metadata, code, { elsa_level: optional(OBJECT) }).elsa_level
   const fields = stated && readLevel(stated, code)
+  /** @type {LevelDocument} */
   const known = fields ?? files.find(file => file.document)?.document ?? fail('NotElsa', 'no level document')
-  if (!metadata) return { files, fields: known }
-  const names = new Set()
+  const { nested, ...level } = known
+  if (!metadata) return { files, fields: level }
   for (const { name, document, header } of files) {
-    if (!document) fail(code, `shard ${show(name)} has no level document, others have`)
-    for (const key of /** @type {const} */ (['level', 'name', 'layout'])) {
-      if (document[key] !== known[key]) fail(code, `shard ${show(name)} has the ${key} ${show(document[key])}, expected ${show(known[key])}`)
-    }
-    const nested = document.nested ?? new Map()
-    const parts = new Set(document.layout === 'dense' ? [] : [...nested.values()].flatMap(({ parts }) => parts))
-    for (const tensor of new Set([...header.tensors.keys(), ...nested.keys()])) {
-      if (names.has(tensor)) fail(code, `tensor ${show(tensor)} is in two shards`)
-      if (!parts.has(tensor)) names.add(tensor)
+    expect(code, name, describe(document), describe(known))
+    for (const { document } of files) {
+      // The index has every stored name once; one that is stored in parts must not be stored as such too.
+      for (const [tensor, { parts }] of document?.nested ?? []) {
+        if (parts.length > 1 && header.tensors.has(tensor)) fail(code, 'in two shards:', tensor)
+      }
     }
   }
-  return { files, fields: { ...known, digest: fields?.digest } }
+  const digest = fields?.digest
+  return { files, fields: { ...level, digest }, whole: digest }
 }
+
+/** @param {LevelFields | undefined} document */
+const describe = document => document && JSON.stringify([document.level, document.name, document.layout])
 
 /**
  * The tensors of a file, one after the other; the parts of nested ones against ELSA-R-070, 073 and 092.
@@ -177,10 +177,11 @@ function* decode(nested, stored) {
     for (const part of parts) used.add(part)
     const [first, second, third] = parts.map(part => /** @type {Tensor} */ (stored.get(part)).data)
     const [rows, columns] = matrixOf(shape).map(Number)
-    const bytes = allocate(rows * columns * bitsOf(dtype) / 8)
-    const words = wordsOf(bytes, dtype)
-    const values = wordsOf(bytesOf(third ?? second), dtype)
-    if (!values.every(Boolean)) fail(CODE, `tensor ${show(name)} has a zero among its values`)
+    const bits = bitsOf(dtype)
+    const bytes = allocate(rows * columns * bits / 8)
+    const words = wordsOf(bits, bytes.buffer)
+    const values = wordsOf(bits, (third ?? second).buffer)
+    if (!values.every(Boolean)) fail(CODE, 'a zero among the values of', name)
     let found = 0
     /** @param {number} place */
     const put = place => {
@@ -189,20 +190,10 @@ function* decode(nested, stored) {
     }
     if (third) putRows(name, columns, first, second, put)
     else putBits(name, words.length, bytesOf(first), put)
-    if (found !== values.length) fail(CODE, `tensor ${show(name)} has places for ${found} values, expected ${values.length}`)
+    expect(CODE, `values of ${name}`, values.length, found)
     yield [name, makeTensor({ dtype, shape }, bytes)]
   }
   for (const [name, tensor] of stored) if (!used.has(name)) yield [name, tensor]
-}
-
-/**
- * @param {Uint8Array} bytes
- * @param {string} dtype
- * @returns {any} an array of unsigned words
- */
-function wordsOf({ buffer }, dtype) {
-  const bits = bitsOf(dtype)
-  return new (bits === 16 ? Uint16Array : bits === 32 ? Uint32Array : BigUint64Array)(/** @type {ArrayBuffer} */ (buffer))
 }
 
 /**
@@ -217,7 +208,7 @@ function putBits(name, elements, bitmask, put) {
       if (bits & 1) put(j)
     }
   }
-  if (bitmask[bitmask.length - 1] >> (elements & 7 || 8)) fail(CODE, `the bitmask of ${show(name)} has bits behind its end`)
+  if (bitmask[bitmask.length - 1] >> (elements & 7 || 8)) fail(CODE, 'bits behind the end of', name)
 }
 
 /**
@@ -233,10 +224,10 @@ function putRows(name, columns, pointers, indices, put) {
     // Row −1 has no elements, and ends where row 0 begins.
     let begin = end
     end = Number(pointers[row])
-    if (end < begin || end > (row ? indices.length : 0)) fail(CODE, `indptr of ${show(name)} has ${end} after ${begin}`)
+    if (end < begin || end > (row ? indices.length : 0)) fail(CODE, 'the indptr of', name)
     for (let last = -1; begin < end; begin++) {
       const column = Number(indices[begin])
-      if (column <= last || column >= columns) fail(CODE, `row ${row - 1} of ${show(name)} has the column ${column} after ${last}`)
+      if (column <= last || column >= columns) fail(CODE, 'the indices of', name)
       put((row - 1) * columns + column)
       last = column
     }

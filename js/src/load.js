@@ -98,7 +98,7 @@ export async function makeImage(network, options) {
  * @returns {T}
  */
 export function onlyOne([file, ...others]) {
-  if (others.length) fail('InvalidOption', 'this is for one file, not for shards')
+  if (others.length) fail('InvalidOption', 'shards, expected one file')
   return file
 }
 

@@ -1,5 +1,5 @@
 import { checkSize } from './data.js'
-import { fail } from './errors.js'
+import { expect } from './errors.js'
 import { closeAll, openFiles } from './files.js'
 import { readHeader } from './header.js'
 import { checkSums, ownMetadata, readProfile } from './profile.js'
@@ -66,10 +66,8 @@ export function joinParts(files, index) {
   const code = 'InvalidIndex'
   const profile = { ...first, nested: new Map(), perLevel: new Set(), checksums: new Map(), shard: undefined }
   for (const [i, { profile: { bits, levels, shard } }] of parts.entries()) {
-    if (shard?.number !== i + 1 || shard.of !== parts.length) {
-      fail(code, `a shard is ${shard?.number} of ${shard?.of}, expected ${i + 1} of ${parts.length}`)
-    }
-    if (bits !== first.bits || JSON.stringify(levels) !== JSON.stringify(first.levels)) fail(code, `shard ${i + 1} has other levels than shard 1`)
+    expect(code, 'shard', `${shard?.number} of ${shard?.of}`, `${i + 1} of ${parts.length}`)
+    expect(code, `levels of shard ${i + 1}`, JSON.stringify([bits, levels]), JSON.stringify([first.bits, first.levels]))
   }
   const { nested, perLevel, checksums } = profile
   for (const { profile } of parts) {

@@ -1,6 +1,7 @@
 import { CHECKSUM, DIGEST, NAME, NUMBER, OBJECT, TEXT, checkHeader, checkVersion, integer, listOf, mapOf, optional, readFields, text } from './document.js'
 import { MANTISSA } from './dtypes.js'
-import { fail, show } from './errors.js'
+import { expect, fail } from './errors.js'
+import { typeOf } from './header.js'
 import { parseJson } from './json.js'
 import { compareText } from './written.js'
 
@@ -39,7 +40,7 @@ export const isReserved = name => name.startsWith(RESERVED)
 
 /** Refuse a name that is the format's own. @param {string} name @param {ErrorCode} code */
 export function checkReserved(name, code) {
-  if (isReserved(name)) fail(code, `the name ${show(name)} is reserved`)
+  if (isReserved(name)) fail(code, 'a reserved name:', name)
 }
 
 /**
@@ -73,7 +74,7 @@ export function chooseLevel(profile, choice) {
   const wanted = typeof choice === 'function' ? choice(profile) : choice
   if (wanted === 'dense') return wanted
   const [found, other] = profile.levels.filter(({ level, name }) => level === wanted || name === wanted)
-  if (!found || other) fail('NoSuchLevel', `level ${show(wanted)}, expected 1…${profile.levels.length}, a name or "dense"`)
+  if (!found || other) fail('NoSuchLevel', `1…${profile.levels.length}, a name or "dense", not`, wanted)
   return found.level
 }
 
@@ -83,7 +84,7 @@ export function chooseLevel(profile, choice) {
  * @returns {Profile}
  */
 export function readProfile(header) {
-  const document = header.metadata.get('elsa') ?? fail('NotElsa', 'a safetensors file without an ELSA profile')
+  const document = header.metadata.get('elsa') ?? fail('NotElsa', 'no ELSA profile')
   const map = parseJson(document, 'profile')
   const version = checkVersion(map, CODE)
   checkHeader(header.text, readFields(map, CODE, { header: optional(CHECKSUM) }).header)
@@ -111,11 +112,11 @@ export function readProfile(header) {
     shard: fields.shard && readFields(fields.shard, CODE, { of: integer(1), number: integer(1, fields.shard.get('of')) }),
   }
   for (const [name, counts] of profile.nested) {
-    for (const [t, count] of counts.entries()) if (count < counts[t - 1]) fail(CODE, `the counts of ${show(name)} decrease`)
+    for (const [t, count] of counts.entries()) if (count < counts[t - 1]) fail(CODE, 'falling counts of', name)
   }
   for (const [i, name] of perLevel.entries()) {
-    if (i && compareText(perLevel[i - 1], name) >= 0) fail(CODE, `per_level is not sorted at ${show(name)}`)
-    if (profile.nested.has(name)) fail(CODE, `${show(name)} is nested and in per_level`)
+    if (i && compareText(perLevel[i - 1], name) >= 0) fail(CODE, 'per_level is not sorted at', name)
+    if (profile.nested.has(name)) fail(CODE, 'nested and in per_level:', name)
   }
   for (const name of [...profile.nested.keys(), ...perLevel]) checkReserved(name, CODE)
   checkTensors(profile, header)
@@ -157,22 +158,20 @@ function checkTensors(profile, { tensors, order }) {
   const code = 'ProfileMismatch'
   const { bits, levels, nested, perLevel, checksums } = profile
   for (const name of [...nested.keys(), ...perLevel, ...checksums.keys()]) {
-    if (!tensors.has(name)) fail(code, `tensor ${show(name)} of the profile is missing`)
+    if (!tensors.has(name)) fail(code, 'no tensor', name)
   }
   for (const [name, counts] of nested) {
     const { dtype, elements } = /** @type {Entry} */ (tensors.get(name))
-    if (!(bits <= MANTISSA[dtype])) fail(code, `tensor ${show(name)} is ${dtype}: no room for counters of ${bits} bits`)
+    if (!(bits <= MANTISSA[dtype])) fail(code, `no room for counters of ${bits} bits:`, name)
     const most = counts[counts.length - 1]
-    if (most > elements) fail(code, `tensor ${show(name)} keeps ${most} of ${elements} weights`)
+    if (most > elements) fail(code, `more than ${elements} weights kept of`, name)
   }
   const variants = new Set()
   for (const name of perLevel) {
-    const { dtype, shape } = /** @type {Entry} */ (tensors.get(name))
+    const tensor = /** @type {Entry} */ (tensors.get(name))
     for (const { level } of levels) {
       const variant = tensors.get(storedName(profile, name, level))
-      if (variant?.dtype !== dtype || String(variant.shape) !== String(shape)) {
-        fail(code, `level ${level} has no variant of ${show(name)} that is ${dtype} [${shape}]`)
-      }
+      expect(code, `variant ${level} of ${name}`, variant && typeOf(variant), typeOf(tensor))
       variants.add(variant)
     }
   }
@@ -180,7 +179,7 @@ function checkTensors(profile, { tensors, order }) {
   for (const tensor of order) {
     const isVariant = variants.has(tensor)
     if (!isVariant) checkReserved(tensor.name, code)
-    if (isVariant && tensor.size && others) fail(code, `the variant ${show(tensor.name)} is behind other tensors`)
+    if (isVariant && tensor.size && others) fail(code, 'a variant behind other tensors:', tensor.name)
     others ||= !isVariant && tensor.size > 0
   }
 }
@@ -191,7 +190,7 @@ export function checkSums({ levels, nested, shard }) {
     let sum = 0n
     for (const counts of nested.values()) sum += BigInt(counts[level - 1])
     if (shard ? sum > BigInt(nonzero) : sum !== BigInt(nonzero)) {
-      fail('CountMismatch', `level ${level} keeps ${sum} weights, expected ${nonzero}`)
+      fail('CountMismatch', `level ${level} keeps ${sum} weights, expected`, nonzero)
     }
   }
 }

@@ -44,7 +44,7 @@ export class Bytes {
     this.rest = NONE
     /** @type {AsyncIterator<Uint8Array> | undefined} */
     this.pieces = undefined
-    /** For progress alone: a `Response` may have other bytes than its headers say. @type {number | undefined} */
+    /** What an answer says, for progress alone: it may have other bytes than its headers say. @type {number | undefined} */
     this.total = undefined
   }
 
@@ -70,11 +70,9 @@ export class Bytes {
   async fill(target) {
     let filled = 0
     while (filled < target.length && (this.rest.length || await this.more())) {
-      const piece = this.rest.subarray(0, target.length - filled)
+      const piece = this.next(target.length - filled)
       target.set(piece, filled)
       filled += piece.length
-      this.at += piece.length
-      this.rest = this.rest.subarray(piece.length)
     }
     return filled
   }
@@ -85,14 +83,17 @@ export class Bytes {
    * @returns {Promise<Uint8Array>}
    */
   async take(count) {
-    let bytes = new Uint8Array(Math.min(count, 1 << 16))
-    for (let size = 0; ;) {
-      size += await this.fill(bytes.subarray(size))
-      if (size < bytes.length || size === count) return bytes.subarray(0, size)
-      const longer = new Uint8Array(Math.min(count, 2 * size))
-      longer.set(bytes)
-      bytes = longer
-    }
+    const pieces = []
+    for (let piece; count && await this.more(); count -= piece.length) pieces.push((piece = this.next(count)).slice())
+    return new Uint8Array(await new Blob(pieces).arrayBuffer())
+  }
+
+  /** Of what was read, so many bytes at most. @param {number} most */
+  next(most) {
+    const piece = this.rest.subarray(0, most)
+    this.rest = this.rest.subarray(piece.length)
+    this.at += piece.length
+    return piece
   }
 
   /** Ask for bytes up to a place, if less was asked for. @param {number} end */
@@ -107,7 +108,7 @@ export class Bytes {
     await this.close()
     this.at = at
     this.rest = NONE
-    if (!this.seekable) this.open = () => fail('Incomplete', 'the stream broke off; open the file again')
+    if (!this.seekable) this.open = () => fail('Incomplete', 'a stream that broke off')
   }
 
   /** Let go of what is open; what can be opened again is, should more be wanted. */
@@ -126,17 +127,12 @@ export class Bytes {
     }
     if (begin >= limit) return
     /** @type {any} */
-    let { source } = this
-    let ahead = begin
-    if (source instanceof Response) {
-      if (!source.ok) refuse(source)
-      this.total = sizeOf(source)
-      source = source.body ?? []
-    } else if (source instanceof Blob) {
-      source = source.slice(begin).stream()
-      ahead = 0
-    } else if (source.byteLength >= 0) source = [new Uint8Array(source.buffer ?? source, source.byteOffset, source.byteLength)]
-    for await (const piece of isUrl(source) ? this.request(source, begin) : cut(source, ahead, limit - begin)) {
+    const { source } = this
+    const blob = source instanceof Blob && source.slice(begin).stream()
+    const view = source.byteLength >= 0 && [new Uint8Array(source.buffer ?? source, source.byteOffset, source.byteLength)]
+    const pieces = isUrl(source) || source instanceof Response ? this.request(source, begin)
+      : cut(blob || view || source, blob ? 0 : begin, limit - begin)
+    for await (const piece of pieces) {
       await save?.(piece, begin)
       begin += piece.length
       yield piece
@@ -145,11 +141,11 @@ export class Bytes {
 
   /**
    * A file on a server from a byte on, which is asked for again from where it broke.
-   * @param {string | URL} url
+   * @param {string | URL | Response} source
    * @param {number} begin
    * @returns {AsyncGenerator<Uint8Array>}
    */
-  async* request(url, begin) {
+  async* request(source, begin) {
     const { limit, options: { signal } } = this
     for (let tries = TRIES; begin < limit;) {
       const before = begin
@@ -160,7 +156,7 @@ export class Bytes {
         const headers = {}
         if (begin || limit < Infinity) headers.Range = `bytes=${begin}-${limit < Infinity ? limit - 1 : ''}`
         if (this.etag && !this.etag.startsWith('W/')) headers['If-Range'] = this.etag
-        const response = await fetch(url, { signal, headers })
+        const response = isUrl(source) ? await fetch(source, { signal, headers }) : source
         if (response.status === 416) return // the file ends before
         const partial = this.check(response, begin)
         for await (const piece of cut(response.body ?? [], partial ? 0 : begin, limit - begin)) {
@@ -170,7 +166,7 @@ export class Bytes {
         if (!partial || begin >= (this.size ?? Infinity)) return
       } catch (error) {
         signal?.throwIfAborted()
-        if (error instanceof ElsaError) throw error
+        if (error instanceof ElsaError || !isUrl(source)) throw error
         broken = error
       }
       tries = begin > before ? TRIES : tries - 1
@@ -185,29 +181,20 @@ export class Bytes {
    * @param {number} begin
    * @returns {boolean}
    */
-  check(response, begin) {
-    const { headers, ok, status } = response
-    if (!ok) refuse(response)
+  check({ headers, ok, status }, begin) {
+    if (!ok) fail(CODE, 'the server answered', status)
     const etag = headers.get('etag')
     if (this.etag && etag && etag.replace('W/', '') !== this.etag.replace('W/', '')) fail(CODE, 'the file on the server has changed')
     this.etag ??= etag
     const partial = status === 206
     // Across origins the header may be hidden.
-    const [, first = begin, size = this.size] = /^bytes (\d+)-\d+\/(\d+)?/.exec(headers.get('content-range') ?? '') ?? []
-    if (partial && Number(first) !== begin) fail(CODE, `the server sent byte ${first} and on, expected ${begin}`)
-    this.size = partial ? size === undefined ? size : Number(size) : sizeOf(response) ?? this.size
+    const [, first = begin, size] = /^bytes (\d+)-\d+\/(\d+)/.exec(headers.get('content-range') ?? '') ?? []
+    if (partial && Number(first) !== begin) fail(CODE, `byte ${first} and on, expected`, begin)
+    if (partial && size) this.size = Number(size)
+    // With a Content-Encoding the length is that of other bytes.
+    if (!partial && !headers.get('content-encoding')) this.total = Number(headers.get('content-length')) || undefined
     return partial
   }
-}
-
-/** @param {Response} response @returns {never} */
-const refuse = ({ status, statusText }) => fail(CODE, `the server answered ${status} ${statusText}`)
-
-/** How many bytes an answer has, where it says so. @param {Response} response */
-function sizeOf({ headers }) {
-  // With a Content-Encoding the length is that of other bytes.
-  const length = headers.get('content-encoding') ? null : headers.get('content-length')
-  return length ? Number(length) : undefined
 }
 
 /**
@@ -234,7 +221,6 @@ async function* chunks(stream) {
  */
 async function* cut(pieces, ahead, count) {
   for await (const piece of pieces.getReader ? chunks(pieces) : pieces) {
-    if (!(piece instanceof Uint8Array)) throw TypeError(`a source gave ${typeof piece}, expected Uint8Array`)
     const passed = Math.min(ahead, piece.length)
     const wanted = piece.subarray(passed, passed + count)
     ahead -= passed

@@ -3,9 +3,9 @@ import { fail } from './errors.js'
 const LIMIT = 12
 const table = new Uint16Array(1 << LIMIT)
 
-/** Refuse a payload that breaks a rule: it has its checksum, so it was made that way. @param {number} rule @returns {never} */
+/** Refuse a part that breaks a rule of the specification. @param {number} rule @returns {never} */
 export function broken(rule) {
-  fail('InvalidDelivery', `a payload breaks the rule ELSA-D-0${rule}`)
+  fail('InvalidDelivery', `a part breaks the rule ELSA-D-0${rule}`)
 }
 
 /** Reads the fields of payloads one after the other (delivery-1.0.md §5). */

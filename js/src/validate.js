@@ -2,22 +2,17 @@ import { readData } from './data.js'
 import { openDelivery, partOf } from './delivery.js'
 import { asPart } from './delivery_file.js'
 import { checkDigest, startLine } from './digest.js'
-import { bitsOf } from './dtypes.js'
 import { ElsaError, about } from './errors.js'
 import { makeKernels } from './kernels.js'
 import { readLevelFiles } from './level_file.js'
 import { withNetwork } from './network.js'
-import { isReserved, storedName } from './profile.js'
-import { compact } from './sift.js'
-import { checkCount, checkWords, report } from './words.js'
+import { storedName } from './profile.js'
+import { report, sifter } from './words.js'
 
-/** @import { Visitor } from './data.js' */
 /** @import { Delivery } from './delivery.js' */
+/** @import { Line } from './digest.js' */
 /** @import { ReadOptions } from './files.js' */
-/** @import { Entry } from './header.js' */
-/** @import { Kernels } from './kernels.js' */
 /** @import { Network } from './network.js' */
-/** @import { Profile } from './profile.js' */
 /** @import { Source } from './source.js' */
 /** @import { Findings } from './words.js' */
 
@@ -45,11 +40,25 @@ async function validateNetwork({ profile: { levels, shard }, parts }, last) {
   /** @type {Findings} */
   const findings = []
   const kernels = makeKernels()
-  // Hash only for levels that state a digest, which is not about a shard by itself; of each, one line for each tensor.
+  // Hash only for levels that state a digest, which is not about a shard by itself.
+  /** @type {Map<number, Map<string, Line>>} */
   const lines = new Map(levels.filter(({ level, digest }) => digest && !shard && level <= last).map(({ level }) => [level, new Map()]))
   for (const part of parts) {
     const { profile } = part
-    await readData(part, kernels, profile.checksums, entry => visit(kernels, profile, entry, last, findings, lines))
+    await readData(part, kernels, profile.checksums, entry => {
+      const { name } = entry
+      if (!profile.nested.has(name)) {
+        // A variant is of one level, and has its plain name there.
+        const plain = name.replace(/^__elsa__\.\d+\./, '')
+        const line = startLine(plain, entry)
+        const owners = [...lines].filter(([level]) => storedName(profile, plain, level) === name)
+        for (const [, found] of owners) found.set(plain, line)
+        return owners.length ? piece => line.update(piece) : undefined
+      }
+      for (const [, found] of lines) found.set(name, startLine(name, entry))
+      const there = levels.map(({ level }) => level).filter(level => level <= last).reverse()
+      return sifter(kernels, profile, entry, there, findings, (level, bits, values) => lines.get(level)?.get(name)?.update(bits, values))
+    })
   }
   await about(parts.length > 1 ? '' : parts[0].name, async () => {
     report(findings)
@@ -57,47 +66,6 @@ async function validateNetwork({ profile: { levels, shard }, parts }, last) {
     for (const [level, found] of lines) checkDigest(level, found, levels[level - 1].digest)
   })
   return lines.size
-}
-
-/**
- * @param {Kernels} kernels
- * @param {Profile} profile
- * @param {Entry} entry
- * @param {number} last level that is there
- * @param {Findings} findings
- * @param {Map<number, Map<string, string>>} lines
- * @returns {Visitor}
- */
-function visit(kernels, profile, entry, last, findings, lines) {
-  const { name, dtype, size } = entry
-  if (!profile.nested.has(name)) {
-    // A variant is of one level, and has its plain name there.
-    const [, only, plain] = isReserved(name) ? name.split(/^__elsa__\.(\d+)\./) : ['', '', name]
-    const owners = [...lines.keys()].filter(level => only ? level === Number(only) : storedName(profile, name, level) === name)
-    const line = owners.length && startLine(kernels, plain, entry, false)
-    return (piece, at) => {
-      if (line) line.update(piece)
-      if (!line || at + piece.length < size) return
-      const text = line.end()
-      for (const level of owners) lines.get(level)?.set(plain, text)
-    }
-  }
-  const width = bitsOf(dtype) / 8
-  // From the last level down each is what the one before leaves over, in place.
-  const levels = profile.levels.filter(({ level }) => level <= last).map(({ level }) =>
-    ({ level, kept: 0, line: lines.has(level) && startLine(kernels, name, entry, true) })).reverse()
-  return (piece, at) => {
-    checkWords(kernels, entry, profile, piece.length, findings)
-    for (const one of levels) {
-      kernels.mask(width, piece.length, 2 ** profile.bits - 1, one.level)
-      one.kept += one.line ? one.line.update(piece) : compact(kernels, width, piece.length)
-    }
-    if (at + piece.length < size) return
-    for (const { level, kept, line } of levels) {
-      checkCount(entry, profile, level, kept / width, findings)
-      if (line) lines.get(level)?.set(name, line.end())
-    }
-  }
 }
 
 /**

@@ -1,4 +1,4 @@
-import { fail } from './errors.js'
+import { expect } from './errors.js'
 import { BLOCK, fromBase64, makeKernels } from './kernels.js'
 
 /** @import { Kernels } from './kernels.js' */
@@ -149,8 +149,7 @@ export function xxh3(bytes, seed, kernels = makeKernels()) {
  * @param {string} stated
  */
 export function checkSum(what, value, stated) {
-  const found = writeChecksum(value)
-  if (found !== stated) fail('ChecksumMismatch', `${what}: checksum ${found}, expected ${stated}`)
+  expect('ChecksumMismatch', what, writeChecksum(value), stated)
 }
 
 /**
