@@ -68,7 +68,7 @@ export class Delivery {
    */
   async* levels({ to = 'dense', ...options } = {}) {
     const last = partOf(this.profile, to)
-    for (const level of [...this.profile.levels.map(({ level }) => level), 'dense'].slice(0, last)) yield this.load(level, options)
+    for (let part = 1; part <= last; part++) yield this.load(part > this.profile.levels.length ? 'dense' : part, options)
   }
 
   /**

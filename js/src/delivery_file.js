@@ -6,7 +6,7 @@ import { BLOCK, makeKernels } from './kernels.js'
 import { makeDecoder } from './payload.js'
 import { isReserved } from './profile.js'
 import { Bytes } from './source.js'
-import { broken } from './streams.js'
+import { broken, open } from './streams.js'
 import { checkCount, report } from './words.js'
 import { xxh3 } from './xxh3.js'
 
@@ -67,7 +67,7 @@ export async function openDeliveryFile(bytes, shard) {
 
   /** @param {number} part @param {number | undefined} size @returns {never} */
   function incomplete(part, size) {
-    fail('Incomplete', `${size} bytes, ${part > levels ? 'the dense network' : `level ${part}`} needs ${ends[part]}`)
+    fail('Incomplete', `${size} bytes, ${part > levels ? 'dense' : `level ${part}`} needs ${ends[part]}`)
   }
 
   /** @param {number} part */
@@ -107,11 +107,11 @@ export async function openDeliveryFile(bytes, shard) {
       }
       const { words, stored } = sequence
       const one = words.subarray(first, first + block)
-      const payload = buffer.subarray(8)
-      if (plain.includes(sequence)) decoder.plain(payload, length, one, sequence)
+      open(buffer.subarray(8), length)
+      if (plain.includes(sequence)) decoder.plain(one, sequence)
       else if (stored.has(first)) {
         if (length) broken(22)
-      } else if (decoder.nested(payload, length, one, sequence, part > levels ? 0 : part)) stored.add(first)
+      } else if (decoder.nested(length, one, sequence, part > levels ? 0 : part)) stored.add(first)
     }
   }
 

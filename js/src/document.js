@@ -21,7 +21,7 @@ export const OBJECT = ['an object', value => value instanceof Map]
 export const NUMBER = ['a number', value => typeof value === 'number' || value instanceof Real]
 
 /** @param {number} least @param {number} most @returns {Kind} */
-export const integer = (least, most = Number.MAX_SAFE_INTEGER) => [`${least}…${most}`, value =>
+export const integer = (least, most = Infinity) => [`${least}…${most}`, value =>
   typeof value === 'number' && value >= least && value <= most]
 
 /** @param {Kind} kind @param {number} least @param {number} most @returns {Kind} */

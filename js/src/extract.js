@@ -4,7 +4,7 @@ import { bitsOf } from './dtypes.js'
 import { fail } from './errors.js'
 import { checkLength, countBits } from './header.js'
 import { makeKernels } from './kernels.js'
-import { partsOf } from './layouts.js'
+import { LAYOUT, partsOf } from './layouts.js'
 import { masked, onlyOne, wantedNames } from './load.js'
 import { withNetwork } from './network.js'
 import { chooseLevel, ownMetadata } from './profile.js'
@@ -107,7 +107,7 @@ function sparse(entry, to, write) {
  * @param {Layout} layout
  */
 function planLevel({ header, profile }, level, layout) {
-  if (!['dense', 'bitmask', 'csr'].includes(layout) || level === 'dense' && layout !== level) {
+  if (!LAYOUT[1](layout) || level === 'dense' && layout !== level) {
     fail('InvalidOption', 'layout', layout)
   }
   const { nested, levels, shard } = profile

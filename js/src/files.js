@@ -77,7 +77,7 @@ export async function openFiles(source, options, open, join) {
         await add(shard ?? fail('RemoteError', 'answered 404'), name, { signal, onProgress }, true)
       } catch (error) {
         if (!(error instanceof ElsaError)) throw error
-        if (error.code === 'RemoteError' && error.message.includes('answered 404')) fail(CODE, `shard ${show(name)} is missing`)
+        if (/answered 404$/.test(error.message)) fail(CODE, `shard ${show(name)} is missing`)
         first ??= error // that a later shard is missing would count before
       }
     }

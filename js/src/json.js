@@ -49,7 +49,7 @@ export function parseJson(source, what, header) {
     const value = JSON.parse(word)
     if (typeof value !== 'number') return value
     const real = /[.e]/i.test(word)
-    if (header && (real || word[0] === '-')) invalid(`${word}, expected an integer without sign`)
+    if (header && (real || word[0] === '-')) invalid(`${word}, expected digits`)
     if (real && Number.isFinite(value)) return new Real(value)
     if (Number.isSafeInteger(value)) return value + 0 // -0 is the integer 0
     const large = !real && header && word.length < 20 && BigInt(word)

@@ -1,8 +1,11 @@
+import { text } from './document.js'
+
 /**
  * @typedef {'dense' | 'bitmask' | 'csr'} Layout
  * @typedef {{name: string, dtype: string, shape: (number | bigint)[]}} Stored a tensor, or a part of one
  */
 
+export const LAYOUT = text(/^(dense|bitmask|csr)$/)
 const WIDEST = 2 ** 31 - 1
 
 /**

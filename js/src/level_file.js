@@ -7,7 +7,7 @@ import { openFiles } from './files.js'
 import { countBits, typeOf } from './header.js'
 import { parseJson } from './json.js'
 import { makeKernels } from './kernels.js'
-import { matrixOf, partsOf } from './layouts.js'
+import { LAYOUT, matrixOf, partsOf } from './layouts.js'
 import { readFile } from './network.js'
 import { checkReserved, ownMetadata } from './profile.js'
 
@@ -128,7 +128,7 @@ function readLevel(map, code) {
   return /** @type {LevelFields} */ (readFields(map, code, {
     level: integer(1, 255),
     name: NAME,
-    layout: text(/^(dense|bitmask|csr)$/),
+    layout: LAYOUT,
     digest: optional(DIGEST),
   }))
 }

@@ -1,4 +1,4 @@
-import { broken, makeReader } from './streams.js'
+import { broken, byte, bytes, checkUnused, end, fields, skip, stream, varint } from './streams.js'
 
 /**
  * Words of one dtype: bits of each, bits of the mantissa if the dtype can carry counters, else −1.
@@ -7,13 +7,12 @@ import { broken, makeReader } from './streams.js'
  */
 
 /**
- * Decodes the payloads of blocks (delivery-1.0.md §5 to §7), in memory of its own that it uses again and again.
+ * Decodes the payloads of blocks (delivery-1.0.md §5 to §7) that were opened, in memory of its own that it uses again and again.
  * @param {number} most words of a block
  * @param {number} tau
  * @param {number} levels
  */
 export function makeDecoder(most, tau, levels) {
-  const { open, skip, byte, varint, stream, fields, checkUnused, end } = makeReader()
   const everywhere = new Uint32Array(most).map((_, i) => i)
   /** Where the words are that no part has described. */
   const left = new Uint32Array(most)
@@ -25,29 +24,24 @@ export function makeDecoder(most, tau, levels) {
 
   /**
    * All words of a block, without counters (ELSA-D-019).
-   * @param {Uint8Array} bytes with 8 to spare
-   * @param {number} size
    * @param {Words} words
    * @param {WordType} type
    */
-  function plain(bytes, size, words, type) {
-    open(bytes, size)
-    values(bytes, words, type, words.length, everywhere, 0, 0)
+  function plain(words, type) {
+    values(words, type, words.length, everywhere, 0, 0)
     end()
   }
 
   /**
    * The words of a nested block that have one counter; those that were described before are not zero (ELSA-D-020).
-   * @param {Uint8Array} bytes with 8 to spare
-   * @param {number} size
+   * @param {number} size of the payload
    * @param {Words} words
    * @param {WordType} type
    * @param {number} part 1…T, or 0 for the dense part
    * @returns {boolean} whether the block is stored, so that all of its words are there
    */
-  function nested(bytes, size, words, type, part) {
+  function nested(size, words, type, part) {
     if (!size && part) return false
-    open(bytes, size)
     let count = 0
     // Before part 1 none is described.
     if (part === 1) count = words.length
@@ -56,26 +50,25 @@ export function makeDecoder(most, tau, levels) {
     const kept = varint()
     const mode = byte()
     if (mode === 4 && part === 1) {
-      stored(bytes, words, kept)
+      stored(words, kept)
       return true
     }
     if (kept < 1 || kept > count) broken(20)
     if (!part && kept < count) broken(24)
-    values(bytes, words, type, kept, positions(bytes, mode, kept, part === 1 ? everywhere : left, count), tau, part)
+    values(words, type, kept, positions(mode, kept, part === 1 ? everywhere : left, count), tau, part)
     end()
     return false
   }
 
   /**
    * Which of the words that are left are meant (§6).
-   * @param {Uint8Array} bytes
    * @param {number} mode
    * @param {number} kept
    * @param {Uint32Array} left
    * @param {number} count of words that are left
    * @returns {Uint32Array}
    */
-  function positions(bytes, mode, kept, left, count) {
+  function positions(mode, kept, left, count) {
     if (mode === 0 && kept === count) return left
     let found = 0
     if (mode === 3) {
@@ -110,7 +103,6 @@ export function makeDecoder(most, tau, levels) {
 
   /**
    * Words as §7 has them, to the places given.
-   * @param {Uint8Array} bytes
    * @param {Words} words
    * @param {WordType} type
    * @param {number} count
@@ -118,7 +110,7 @@ export function makeDecoder(most, tau, levels) {
    * @param {number} tau
    * @param {number} counter
    */
-  function values(bytes, words, { bits, mantissa }, count, places, tau, counter) {
+  function values(words, { bits, mantissa }, count, places, tau, counter) {
     const h = byte()
     const raw = h === 255
     const shift = mantissa - h
@@ -185,11 +177,10 @@ export function makeDecoder(most, tau, levels) {
 
   /**
    * All words of a block as they are (ELSA-D-022).
-   * @param {Uint8Array} bytes
    * @param {Words} words
    * @param {number} kept
    */
-  function stored(bytes, { buffer, byteOffset, byteLength, BYTES_PER_ELEMENT: width }, kept) {
+  function stored({ buffer, byteOffset, byteLength, BYTES_PER_ELEMENT: width }, kept) {
     const at = skip(byteLength)
     end()
     new Uint8Array(buffer, byteOffset).set(bytes.subarray(at, at + byteLength))

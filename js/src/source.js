@@ -44,8 +44,6 @@ export class Bytes {
     this.rest = NONE
     /** @type {AsyncIterator<Uint8Array> | undefined} */
     this.pieces = undefined
-    /** What an answer says, for progress alone: it may have other bytes than its headers say. @type {number | undefined} */
-    this.total = undefined
   }
 
   /** Have at least one byte, unless the source has ended. @returns {Promise<boolean>} */
@@ -191,7 +189,7 @@ export class Bytes {
     const [, first = begin, size] = /^bytes (\d+)-\d+\/(\d+)/.exec(headers.get('content-range') ?? '') ?? []
     if (partial && Number(first) !== begin) fail(CODE, `byte ${first} and on, expected`, begin)
     if (partial && size) this.size = Number(size)
-    // With a Content-Encoding the length is that of other bytes.
+    // For progress alone: an answer may have other bytes than its headers say, with a Content-Encoding it has.
     if (!partial && !headers.get('content-encoding')) this.total = Number(headers.get('content-length')) || undefined
     return partial
   }

@@ -8,109 +8,105 @@ export function broken(rule) {
   fail('InvalidDelivery', `a part breaks the rule ELSA-D-0${rule}`)
 }
 
-/** Reads the fields of payloads one after the other (delivery-1.0.md §5). */
-export function makeReader() {
-  let bytes = /** @type {Uint8Array} */ (new Uint8Array(0))
-  let size = 0
-  let at = 0
+// The payload that is being decoded (delivery-1.0.md §5), one at a time: its fields are read one after the other.
+export let bytes = /** @type {Uint8Array} */ (new Uint8Array(0))
+let size = 0
+let at = 0
 
-  /** @param {Uint8Array} from more than the payload, by 8 at least @param {number} length of the payload */
-  function open(from, length) {
-    bytes = from
-    size = length
-    at = 0
+/** @param {Uint8Array} from more than the payload, by 8 at least @param {number} length of the payload */
+export function open(from, length) {
+  bytes = from
+  size = length
+  at = 0
+}
+
+/** Move on by so many bytes; gives where they begin. @param {number} count */
+export function skip(count) {
+  if (count > size - at) broken(21)
+  at += count
+  return at - count
+}
+
+export const byte = () => bytes[skip(1)]
+
+/** An integer ≥ 0; those beyond 2^53 are rounded, and above any limit. */
+export function varint() {
+  let value = 0
+  for (let i = 0, scale = 1; ; i++, scale *= 128) {
+    const next = byte()
+    value += (next & 127) * scale
+    if (i && !next || i > 8) broken(21)
+    if (next < 128) return value
   }
+}
 
-  /** Move on by so many bytes; gives where they begin. @param {number} count */
-  function skip(count) {
-    if (count > size - at) broken(21)
-    at += count
-    return at - count
+/**
+ * A byte stream (§8).
+ * @param {Uint8Array} out
+ * @param {number} count of its bytes
+ */
+export function stream(out, count) {
+  if (!count) return
+  const type = byte()
+  if (type === 0) out.set(bytes.subarray(skip(count), at))
+  else if (type === 1) out.fill(byte(), 0, count)
+  else if (type === 2) huffman(out, count)
+  else broken(33)
+}
+
+/** @param {Uint8Array} out @param {number} count */
+function huffman(out, count) {
+  fillTable(lengths(byte()))
+  const sizes = [varint(), varint(), varint(), varint()]
+  const quarter = count + 3 >> 2
+  for (let i = 0; i < 4; i++) {
+    const used = decode(bytes, skip(sizes[i]), out, Math.min(i * quarter, count), Math.min((i + 1) * quarter, count))
+    if (used + 7 >> 3 !== sizes[i]) broken(39)
+    checkUnused(used, 39)
   }
+}
 
-  const byte = () => bytes[skip(1)]
-
-  /** An integer ≥ 0; those beyond 2^53 are rounded, and above any limit. */
-  function varint() {
-    let value = 0
-    for (let i = 0, scale = 1; ; i++, scale *= 128) {
-      const next = byte()
-      value += (next & 127) * scale
-      if (i && !next || i > 8) broken(21)
-      if (next < 128) return value
-    }
+/** The lengths of a code: of each its place in a list, so many ones and a zero (ELSA-D-038). @param {number} last symbol */
+function lengths(last) {
+  const found = new Uint8Array(last + 1)
+  const list = [4, 5, 6, 7, 8, 9, 10, 11, 12, 0, 3, 2, 1]
+  let bits = 0
+  for (let i = 0; i <= last; i++) {
+    let place = 0
+    while (bytes[bits & 7 ? at - 1 : skip(1)] >> (bits++ & 7) & 1) place++
+    if (place >= list.length) broken(38)
+    list.unshift(found[i] = list.splice(place, 1)[0])
   }
+  checkUnused(bits, 38)
+  if (!found[last]) broken(38)
+  return found
+}
 
-  /**
-   * A byte stream (§8).
-   * @param {Uint8Array} out
-   * @param {number} count of its bytes
-   */
-  function stream(out, count) {
-    if (!count) return
-    const type = byte()
-    if (type === 0) out.set(bytes.subarray(skip(count), at))
-    else if (type === 1) out.fill(byte(), 0, count)
-    else if (type === 2) huffman(out, count)
-    else broken(33)
+/**
+ * So many fields of a few bits each (ELSA-D-030), put above what is there.
+ * @param {Uint32Array} out
+ * @param {number} count
+ * @param {number} width 1…7
+ * @param {number} shift
+ */
+export function fields(out, count, width, shift) {
+  const from = bytes
+  const start = skip(Math.ceil(count * width / 8))
+  const mask = (1 << width) - 1
+  for (let i = 0, bit = 0; i < count; i++, bit += width) {
+    const place = start + (bit >>> 3)
+    out[i] |= ((from[place] | from[place + 1] << 8) >> (bit & 7) & mask) << shift
   }
+  checkUnused(count * width, 30)
+}
 
-  /** @param {Uint8Array} out @param {number} count */
-  function huffman(out, count) {
-    fillTable(lengths(byte()))
-    const sizes = [varint(), varint(), varint(), varint()]
-    const quarter = count + 3 >> 2
-    for (let i = 0; i < 4; i++) {
-      const used = decode(bytes, skip(sizes[i]), out, Math.min(i * quarter, count), Math.min((i + 1) * quarter, count))
-      if (used + 7 >> 3 !== sizes[i]) broken(39)
-      checkUnused(used, 39)
-    }
-  }
+/** The bits behind the last one of a field that just ended must be 0. @param {number} bits of the field @param {number} rule */
+export function checkUnused(bits, rule) {
+  if (bits & 7 && bytes[at - 1] >> (bits & 7)) broken(rule)
+}
 
-  /** The lengths of a code: of each its place in a list, so many ones and a zero (ELSA-D-038). @param {number} last symbol */
-  function lengths(last) {
-    const found = new Uint8Array(last + 1)
-    const list = [4, 5, 6, 7, 8, 9, 10, 11, 12, 0, 3, 2, 1]
-    let bits = 0
-    for (let i = 0; i <= last; i++) {
-      let place = 0
-      while (bytes[bits & 7 ? at - 1 : skip(1)] >> (bits++ & 7) & 1) place++
-      if (place >= list.length) broken(38)
-      list.unshift(found[i] = list.splice(place, 1)[0])
-    }
-    checkUnused(bits, 38)
-    if (!found[last]) broken(38)
-    return found
-  }
-
-  /**
-   * So many fields of a few bits each (ELSA-D-030), put above what is there.
-   * @param {Uint32Array} out
-   * @param {number} count
-   * @param {number} width 1…7
-   * @param {number} shift
-   */
-  function fields(out, count, width, shift) {
-    const from = bytes
-    const start = skip(Math.ceil(count * width / 8))
-    const mask = (1 << width) - 1
-    for (let i = 0, bit = 0; i < count; i++, bit += width) {
-      const place = start + (bit >>> 3)
-      out[i] |= ((from[place] | from[place + 1] << 8) >> (bit & 7) & mask) << shift
-    }
-    checkUnused(count * width, 30)
-  }
-
-  /** The bits behind the last one of a field that just ended must be 0. @param {number} bits of the field @param {number} rule */
-  function checkUnused(bits, rule) {
-    if (bits & 7 && bytes[at - 1] >> (bits & 7)) broken(rule)
-  }
-
-  function end() {
-    if (at !== size) broken(21)
-  }
-
-  return { open, skip, byte, varint, stream, fields, checkUnused, end }
+export function end() {
+  if (at !== size) broken(21)
 }
 
 /**
