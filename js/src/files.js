@@ -30,9 +30,7 @@ const LIMIT = 100_000_000
  * @returns {string}
  */
 export function nameOf(source) {
-  if (isUrl(source)) return String(source).replace(/[?#].*/s, '')
-  const name = source?.name ?? source?.url
-  return typeof name === 'string' ? name : ''
+  return String(isUrl(source) ? source : source.name ?? source.url ?? '').replace(/[?#].*/s, '')
 }
 
 /**
@@ -63,28 +61,28 @@ export async function openFiles(source, options, open, join) {
     }
   })
   try {
-    if (!files && !(isUrl(source) && /\.index(\.[^./\\]+)*\.json$/.test(whole))) {
-      await add(source, whole, options, false)
-      return await about(whole, async () => join(opened))
-    }
-    const { names, weightMap, metadata } = await about(whole, () => readIndex(new Bytes(source, { signal })))
-    /** @type {unknown} */
-    let first
-    for (const name of names) {
-      try {
-        // Encoded, a name cannot be taken for a scheme, a query or another folder.
-        const shard = files ? await files(name) : new URL(encodeURIComponent(name), new Request(/** @type {string} */ (source)).url)
-        await add(shard ?? fail('RemoteError', 'answered 404'), name, { signal, onProgress }, true)
-      } catch (error) {
-        if (!(error instanceof ElsaError)) throw error
-        if (/answered 404$/.test(error.message)) fail(CODE, `shard ${show(name)} is missing`)
-        first ??= error // that a later shard is missing would count before
+    /** @type {Awaited<ReturnType<typeof readIndex>> | undefined} */
+    let index
+    if (files || isUrl(source) && /\.index(\.[^./\\]+)*\.json$/.test(whole)) {
+      index = await about(whole, () => readIndex(new Bytes(source, { signal })))
+      /** @type {unknown} */
+      let first
+      for (const name of index.names) {
+        try {
+          // Encoded, a name cannot be taken for a scheme, a query or another folder.
+          const shard = files ? await files(name) : new URL(encodeURIComponent(name), new Request(/** @type {string} */ (source)).url)
+          await add(shard ?? fail('RemoteError', 'answered 404'), name, { signal, onProgress }, true)
+        } catch (error) {
+          if (!(error instanceof ElsaError)) throw error
+          if (/answered 404$/.test(error.message)) fail(CODE, `shard ${show(name)} is missing`)
+          first ??= error // that a later shard is missing would count before
+        }
       }
-    }
-    if (first) throw first
+      if (first) throw first
+    } else await add(source, whole, options, false)
     return await about(whole, async () => {
-      checkMap(weightMap, metadata, opened)
-      return join(opened, metadata)
+      if (index) checkMap(index, opened)
+      return join(opened, index?.metadata)
     })
   } catch (error) {
     await closeAll(opened)
@@ -119,11 +117,10 @@ async function readIndex(bytes) {
 
 /**
  * The index against what the shards hold (ELSA-R-074).
- * @param {Map<string, string>} weightMap
- * @param {Map<string, any>} metadata
+ * @param {{weightMap: Map<string, string>, metadata: Map<string, any>}} index
  * @param {Opened[]} shards
  */
-function checkMap(weightMap, metadata, shards) {
+function checkMap({ weightMap, metadata }, shards) {
   let total = 0
   let count = 0
   for (const { name, header } of shards) {

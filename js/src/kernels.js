@@ -22,8 +22,6 @@ const SECRET = 2112
 const BITS = 8192
 const VALUES = 131072
 const MEMORY = 262144
-/** For each of 8 bytes, where the byte of the counter's 16 bits is that says whether it stays. @type {Record<number, bigint>} */
-export const SPREAD = { 2: 0x0706050403020100n, 4: 0x0504050401000100n, 8: 0x0100010001000100n }
 
 /**
  * Kernels with memory of their own, in WebAssembly where that is allowed.
@@ -42,10 +40,7 @@ export function makeKernels() {
     bits: new Uint8Array(buffer, BITS, BLOCK / 16),
     accumulators: new BigUint64Array(buffer, ACCUMULATORS, 8),
     secret: new DataView(buffer, SECRET, 192),
-    ...wasm ? {
-      stripes: wasm.stripes,
-      mask: (width, bytes, low, level) => wasm.mask(bytes, low, level, SPREAD[width]),
-    } : plain(buffer),
+    .../** @type {ReturnType<typeof plain>} */ (wasm ?? plain(buffer)),
   }
 }
 

@@ -1,4 +1,4 @@
-import { BLOCK, SPREAD } from './kernels.js'
+import { BLOCK } from './kernels.js'
 
 /** @import { Kernels } from './kernels.js' */
 
@@ -17,7 +17,7 @@ const end = ({ block }, bytes) => (block.fill(0, bytes, bytes + 64), bytes)
  */
 export function check(kernels, width, bytes, low, levels, exponent) {
   const { block: { buffer }, wasm } = kernels
-  if (wasm) return wasm.check(end(kernels, bytes), low, levels, SPREAD[width], exponent, width - 2)
+  if (wasm) return wasm.check(width, end(kernels, bytes), low, levels, exponent)
   const halves = new Uint16Array(buffer, BLOCK, bytes / 2)
   const step = width / 2
   let found = 0
@@ -37,7 +37,7 @@ export function check(kernels, width, bytes, low, levels, exponent) {
  */
 export function compact(kernels, width, bytes) {
   const { bits, values, wasm } = kernels
-  return [bits.subarray(0, Math.ceil(bytes / width / 8)), values.subarray(0, wasm ? wasm.compact(end(kernels, bytes), width) : plain(kernels, width, bytes))]
+  return [bits.subarray(0, Math.ceil(bytes / width / 8)), values.subarray(0, wasm ? wasm.compact(width, end(kernels, bytes)) : plain(kernels, width, bytes))]
 }
 
 /** @param {Kernels} kernels @param {number} width @param {number} bytes @returns {number} the bytes of the values */
