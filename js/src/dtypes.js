@@ -17,7 +17,7 @@ const ARRAYS = {
 export const MANTISSA = { F32: 23, BF16: 7, F16: 10, F64: 52 }
 
 /** Bits of an element (§3.3), which are in the name of its dtype; 0 for a dtype that there is not. @param {string} dtype */
-export const bitsOf = dtype => KNOWN.test(dtype) ? Number(/\d+|$/.exec(dtype)) || 8 : 0
+export const bitsOf = dtype => KNOWN.test(dtype) ? Number(dtype.match(/\d+/)) || 8 : 0
 
 /** Memory as unsigned words. @param {number} bits @param {any} buffer @returns {any} */
 export const wordsOf = (bits, buffer) =>

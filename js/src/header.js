@@ -44,10 +44,12 @@ export async function readHeader(bytes) {
   return parseHeader(text)
 }
 
-/** The length of the header that follows these 8 bytes. @param {Uint8Array} bytes */
-export function lengthOf({ buffer, byteOffset }) {
-  return Number(new DataView(buffer, byteOffset).getBigUint64(0, true))
-}
+/**
+ * The length of the header, in the first 8 bytes of a buffer. In the machine's order of bytes: where that is another than
+ * the file's, numbers would be read wrongly, so that all files have to be refused.
+ * @param {Uint8Array} bytes
+ */
+export const lengthOf = ({ buffer }) => Number(new BigUint64Array(/** @type {ArrayBuffer} */ (buffer), 0, 1)[0])
 
 /** @param {number} length */
 export function checkLength(length) {

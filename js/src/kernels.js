@@ -28,7 +28,6 @@ const MEMORY = 262144
  * @returns {Kernels}
  */
 export function makeKernels() {
-  if (!new Uint8Array(Uint16Array.of(1).buffer)[0]) throw Error('a big-endian machine')
   const wasm = instantiate()
   /** @type {ArrayBuffer} */
   const buffer = wasm ? wasm.memory.buffer : new ArrayBuffer(MEMORY)

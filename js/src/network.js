@@ -64,16 +64,12 @@ export function joinParts(files, index) {
   const metadata = ownMetadata(parts.map(({ header }) => header))
   if (!index) return { profile: first, metadata, parts }
   const code = 'InvalidIndex'
-  const profile = { ...first, nested: new Map(), perLevel: new Set(), checksums: new Map(), shard: undefined }
+  /** @param {'nested' | 'perLevel' | 'checksums'} key @returns {any[]} */
+  const all = key => parts.flatMap(({ profile }) => [...profile[key]])
+  const profile = { ...first, nested: new Map(all('nested')), perLevel: new Set(all('perLevel')), checksums: new Map(all('checksums')), shard: undefined }
   for (const [i, { profile: { bits, levels, shard } }] of parts.entries()) {
     expect(code, 'shard', `${shard?.number} of ${shard?.of}`, `${i + 1} of ${parts.length}`)
     expect(code, `levels of shard ${i + 1}`, JSON.stringify([bits, levels]), JSON.stringify([first.bits, first.levels]))
-  }
-  const { nested, perLevel, checksums } = profile
-  for (const { profile } of parts) {
-    for (const [name, counts] of profile.nested) nested.set(name, counts)
-    for (const name of profile.perLevel) perLevel.add(name)
-    for (const [name, checksum] of profile.checksums) checksums.set(name, checksum)
   }
   checkSums(profile)
   return { profile, metadata, parts }
