@@ -63,7 +63,7 @@ export async function about(name, action) {
  * @returns {string}
  */
 export function show(value) {
-  if (typeof value !== 'string') return typeof value === 'object' ? 'an object' : String(value)
+  if (typeof value !== 'string') return typeof value === 'object' ? 'no integer or string' : String(value)
   // Names are arbitrary Unicode: none of it may reach a terminal as control or direction marks.
   const text = JSON.stringify(value).replace(/[^ -~]/g, c => `\\u${c.charCodeAt(0).toString(16).padStart(4, '0')}`)
   return text.length > 120 ? `${text.slice(0, 117)}…"` : text

@@ -60,11 +60,13 @@ export async function openFiles(source, options, open, join) {
       throw error
     }
   })
-  try {
-    /** @type {Awaited<ReturnType<typeof readIndex>> | undefined} */
-    let index
-    if (files || isUrl(source) && /\.index(\.[^./\\]+)*\.json$/.test(whole)) {
-      index = await about(whole, () => readIndex(new Bytes(source, { signal })))
+  return about(whole, async () => {
+    try {
+      if (!files && !(isUrl(source) && /\.index(\.[^./\\]+)*\.json$/.test(whole))) {
+        await add(source, whole, options, false)
+        return join(opened)
+      }
+      const index = await readIndex(new Bytes(source, { signal }))
       /** @type {unknown} */
       let first
       for (const name of index.names) {
@@ -79,15 +81,13 @@ export async function openFiles(source, options, open, join) {
         }
       }
       if (first) throw first
-    } else await add(source, whole, options, false)
-    return await about(whole, async () => {
-      if (index) checkMap(index, opened)
-      return join(opened, index?.metadata)
-    })
-  } catch (error) {
-    await closeAll(opened)
-    throw error
-  }
+      checkMap(index, opened)
+      return join(opened, index.metadata)
+    } catch (error) {
+      await closeAll(opened)
+      throw error
+    }
+  })
 }
 
 /** @param {{bytes: Bytes}[]} files */

@@ -72,7 +72,7 @@ export function parseHeader(text) {
   map.delete('__metadata__')
   mapOf(metadata, CODE, TEXT)
   for (const [name, entry] of mapOf(map, CODE, ENTRY)) {
-    if (!bitsOf(entry.get('dtype'))) fail('UnknownDtype', 'the dtype of', name)
+    if (!bitsOf(entry.get('dtype'))) fail('UnknownDtype', 'dtype and tensor:', entry.get('dtype'), name)
   }
   /** @type {Map<string, any>} */
   const tensors = new Map([...map].map(([name, entry]) => {
@@ -80,13 +80,13 @@ export function parseHeader(text) {
     /** @type {bigint[]} */
     const [begin, end] = data_offsets.map(BigInt)
     const bits = BigInt(bitsOf(dtype))
-    expect('InvalidOffsets', name, 8n * (end - begin), countBits(shape, bits))
+    expect('InvalidOffsets', `bits of ${name}`, 8n * (end - begin), countBits(shape, bits))
     return [name, { name, dtype, shape, begin, end, size: Number(end - begin), elements: Number(8n * (end - begin) / bits) }]
   }))
   const order = [...tensors.values()].sort((a, b) => Number(a.begin - b.begin || a.end - b.end))
   let size = 0n
   for (const entry of order) {
-    expect('InvalidOffsets', entry.name, entry.begin, size)
+    expect('InvalidOffsets', `begin of ${entry.name}`, entry.begin, size)
     entry.begin = Number(size)
     size = entry.end
   }

@@ -1,6 +1,6 @@
 import { checkSize } from './data.js'
-import { expect } from './errors.js'
-import { closeAll, openFiles } from './files.js'
+import { about, expect } from './errors.js'
+import { closeAll, nameOf, openFiles } from './files.js'
 import { readHeader } from './header.js'
 import { checkSums, ownMetadata, readProfile } from './profile.js'
 
@@ -28,7 +28,7 @@ import { checkSums, ownMetadata, readProfile } from './profile.js'
 export async function withNetwork(source, options, use) {
   const network = await openFiles(source, options, bytes => readFile(bytes, readProfile, 'profile'), joinParts)
   try {
-    return await use(network)
+    return await about(nameOf(source), () => use(network))
   } finally {
     await closeAll(network.parts)
   }

@@ -74,7 +74,7 @@ export function chooseLevel(profile, choice) {
   const wanted = typeof choice === 'function' ? choice(profile) : choice
   if (wanted === 'dense') return wanted
   const [found, other] = profile.levels.filter(({ level, name }) => level === wanted || name === wanted)
-  if (!found || other) fail('NoSuchLevel', `1…${profile.levels.length}, a name or "dense", not`, wanted)
+  if (!found || other) fail('NoSuchLevel', `expected 1…${profile.levels.length}, a name or "dense", not`, wanted)
   return found.level
 }
 

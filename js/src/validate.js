@@ -3,6 +3,7 @@ import { openDelivery, partOf } from './delivery.js'
 import { asPart } from './delivery_file.js'
 import { checkDigest, startLine } from './digest.js'
 import { ElsaError, about } from './errors.js'
+import { nameOf } from './files.js'
 import { makeKernels } from './kernels.js'
 import { readLevelFiles } from './level_file.js'
 import { withNetwork } from './network.js'
@@ -25,7 +26,7 @@ import { report, sifter } from './words.js'
 export async function validate(source, options = {}) {
   const { kind = 'elsa' } = options
   const digests = kind === 'level' ? (await readLevelFiles(source, options, () => {})).compared
-    : kind === 'delivery' ? await validateDelivery(await openDelivery(source, options))
+    : kind === 'delivery' ? await about(nameOf(source), async () => validateDelivery(await openDelivery(source, options)))
       : await withNetwork(source, options, network => validateNetwork(network, Infinity))
   return { kind, digests }
 }
@@ -60,11 +61,9 @@ async function validateNetwork({ profile: { levels, shard }, parts }, last) {
       return sifter(kernels, profile, entry, there, findings, (level, bits, values) => lines.get(level)?.get(name)?.update(bits, values))
     })
   }
-  await about(parts.length > 1 ? '' : parts[0].name, async () => {
-    report(findings)
-    // They come last, and are compared only where nothing else was found.
-    for (const [level, found] of lines) checkDigest(level, found, levels[level - 1].digest)
-  })
+  report(findings)
+  // They come last, and are compared only where nothing else was found.
+  for (const [level, found] of lines) checkDigest(level, found, levels[level - 1].digest)
   return lines.size
 }
 
