@@ -1,4 +1,4 @@
-import { asPart, checkCounts, openDeliveryFile } from './delivery_file.js'
+import { asPart, openDeliveryFile } from './delivery_file.js'
 import { about, fail } from './errors.js'
 import { closeAll, openFiles } from './files.js'
 import { describe, loadTensors, makeImage, onlyOne } from './load.js'
@@ -107,7 +107,7 @@ export class Delivery {
       const done = before
       await about(file.name, async () => {
         await file.decode(part, { signal, onProgress: loaded => onProgress?.(Math.min(done + loaded, total), total) })
-        checkCounts(file, part)
+        file.checkCounts(part)
       })
       before += file.ends[part]
     }

@@ -39,7 +39,9 @@ export async function openDeliveryFile(bytes, shard) {
   const nested = sequences(header.order.filter(({ name }) => profile.nested.has(name)))
   /** Stored tensors that are there. @type {Map<string, Uint8Array>} */
   const arrays = new Map()
-  const file = { header, profile, ends, arrays, parts: 0, decode, source }
+  /** Words of each nested tensor that have a counter. @type {Map<string, number[]>} */
+  let counts = new Map([...profile.nested.keys()].map(name => [name, Array(levels + 2).fill(0)]))
+  const file = { header, profile, ends, arrays, parts: 0, decode, checkCounts, source }
 
   /**
    * Decode all parts up to one.
@@ -53,9 +55,11 @@ export async function openDeliveryFile(bytes, shard) {
       // Of a file whose size is known nothing is read that would be in vain.
       if (ends[part] > (bytes.size ?? Infinity)) incomplete(part, bytes.size)
       await bytes.reach(ends[last])
+      const before = structuredClone(counts)
       try {
         await decodePart(part)
       } catch (error) {
+        counts = before
         undo(part)
         await bytes.back(ends[part - 1])
         throw error
@@ -75,13 +79,13 @@ export async function openDeliveryFile(bytes, shard) {
     const plain = sequences(plainEntries(part))
     const all = [...plain, ...nested]
     const size = ends[part] - ends[part - 1]
-    const count = 3 * all.reduce((sum, { count }) => sum + Math.ceil(count / block), 0)
-    if (count > size) broken(15)
-    const index = await bytes.take(count)
-    if (index.length < count) incomplete(part, bytes.at)
+    const start = 3 * all.reduce((sum, { count }) => sum + Math.ceil(count / block), 0)
+    if (start > size) broken(15)
+    const index = await bytes.take(start)
+    if (index.length < start) incomplete(part, bytes.at)
     /** @type {[Sequence, first: number, length: number][]} */
     const blocks = []
-    let sum = count
+    let sum = start
     let at = 0
     let longest = 0
     for (const sequence of all) {
@@ -111,7 +115,39 @@ export async function openDeliveryFile(bytes, shard) {
       if (plain.includes(sequence)) decoder.plain(one, sequence)
       else if (stored.has(first)) {
         if (length) broken(22)
-      } else if (decoder.nested(length, one, sequence, part > levels ? 0 : part)) stored.add(first)
+      } else {
+        const places = decoder.nested(length, one, sequence, part > levels ? 0 : part)
+        if (!places) stored.add(first)
+        count(sequence, first, bytesOf(one), part, places)
+      }
+    }
+  }
+
+  /**
+   * Note how many words of each tensor have which counter.
+   * @param {Sequence} sequence
+   * @param {number} first word of the block
+   * @param {Uint8Array} bytes of the block
+   * @param {number} part
+   * @param {Uint32Array | undefined} places of the words of the part; of a stored block there are all
+   */
+  function count({ entries, bits: width }, first, bytes, part, places) {
+    const words = 8 * bytes.length / width
+    let at = 0
+    /** Where a tensor ends in the block. */
+    let end = -first
+    for (const { name, size } of entries) {
+      end += 8 * size / width
+      if (end <= 0) continue
+      const found = /** @type {number[]} */ (counts.get(name))
+      const before = at
+      if (!places) for (; at < Math.min(end, words); at++) found[bytes[at * width / 8] & 2 ** bits - 1]++
+      else {
+        if (end >= words) at = places.length
+        else while (places[at] < end) at++
+        found[part] += at - before
+      }
+      if (end >= words) return
     }
   }
 
@@ -151,6 +187,18 @@ export async function openDeliveryFile(bytes, shard) {
     }
   }
 
+  /** Compare the words of parts with the counts of the profile (ELSA-D-024). @param {number} last */
+  function checkCounts(last) {
+    /** @type {Findings} */
+    const findings = []
+    for (const entry of header.order) {
+      let kept = 0
+      const found = counts.get(entry.name)
+      for (let level = 1; found && level <= last && level <= levels; level++) checkCount(entry, profile, level, kept += found[level], findings)
+    }
+    report(findings)
+  }
+
   /** The source, byte for byte, once all parts are there (ELSA-D-004); what is not there is zero. @returns {Uint8Array[]} */
   function source() {
     return [start, ...header.order.map(({ name, size }) => arrays.get(name) ?? new Uint8Array(size))]
@@ -161,26 +209,6 @@ export async function openDeliveryFile(bytes, shard) {
 
 /** What is there of a file, to be read as an ELSA file. @param {DeliveryFile} file */
 export const asPart = file => ({ ...file, bytes: new Bytes(file.source().slice(1)) })
-
-/**
- * Compare the words that are there with the counts of the profile (ELSA-D-024).
- * @param {DeliveryFile} file
- * @param {number} last part
- */
-export function checkCounts({ header, profile, arrays }, last) {
-  const { bits, levels, nested } = profile
-  /** @type {Findings} */
-  const findings = []
-  for (const entry of header.order) {
-    if (!nested.has(entry.name)) continue
-    const counts = new Float64Array(2 ** bits)
-    const bytes = arrays.get(entry.name) ?? []
-    for (let i = 0, width = bitsOf(entry.dtype) / 8, low = 2 ** bits - 1; i < bytes.length; i += width) counts[bytes[i] & low]++
-    let kept = 0
-    for (let level = 1; level <= last && level <= levels.length; level++) checkCount(entry, profile, level, kept += counts[level], findings)
-  }
-  report(findings)
-}
 
 /**
  * @param {Entry[]} entries in the order of their data

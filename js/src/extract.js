@@ -1,5 +1,5 @@
 import { csrWriter } from './csr.js'
-import { readData } from './data.js'
+import { allocate, readData } from './data.js'
 import { bitsOf } from './dtypes.js'
 import { fail } from './errors.js'
 import { checkLength, countBits } from './header.js'
@@ -42,10 +42,11 @@ export function extract(source, options) {
   }
   const run = async () => {
     if ((options.layout ?? 'dense') === 'dense') return extractTo(source, send, options)
-    /** @type {[Uint8Array, number][]} */
-    const held = []
-    await extractTo(source, (bytes, position) => held.push([bytes.slice(), position]), options)
-    for (const [bytes] of held.sort(([, a], [, b]) => a - b)) await send(bytes)
+    let held = new Uint8Array(0)
+    await extractTo(source, (bytes, position) => held.set(bytes, position), options, size => {
+      held = allocate(size)
+    })
+    for (let at = 0; at < held.length; at += 1 << 16) await send(held.subarray(at, at + (1 << 16)))
   }
   run().then(() => writer.close(), error => writer.abort(error)).catch(() => {})
   return readable
@@ -56,14 +57,16 @@ export function extract(source, options) {
  * @param {Source} source
  * @param {Write} write
  * @param {ExtractOptions} options
+ * @param {(size: number) => void} [begin] gets the number of bytes that will be written
  * @returns {Promise<{level: number | 'dense', size: number}>}
  */
-export function extractTo(source, write, options) {
+export function extractTo(source, write, options, begin) {
   return withNetwork(source, options, async ({ parts }) => {
     const part = onlyOne(parts)
     const { profile } = part
     const level = chooseLevel(profile, options.level)
     const { head, places, size } = planLevel(part, level, options.layout ?? 'dense')
+    begin?.(size)
     await write(head, 0)
     const kernels = makeKernels()
     /** @type {Findings} */

@@ -13,7 +13,8 @@ import { broken, byte, bytes, checkUnused, end, fields, skip, stream, varint } f
  * @param {number} levels
  */
 export function makeDecoder(most, tau, levels) {
-  const everywhere = new Uint32Array(most).map((_, i) => i)
+  const everywhere = new Uint32Array(most)
+  for (let i = 0; i < most; i++) everywhere[i] = i
   /** Where the words are that no part has described. */
   const left = new Uint32Array(most)
   const places = new Uint32Array(most)
@@ -38,26 +39,28 @@ export function makeDecoder(most, tau, levels) {
    * @param {Words} words
    * @param {WordType} type
    * @param {number} part 1…T, or 0 for the dense part
-   * @returns {boolean} whether the block is stored, so that all of its words are there
+   * @returns {Uint32Array | undefined} the places of the words; nothing if the block is stored, so that all of them are there
    */
   function nested(size, words, type, part) {
-    if (!size && part) return false
+    const none = left.subarray(0, 0)
+    if (!size && part) return none
     let count = 0
     // Before part 1 none is described.
     if (part === 1) count = words.length
     else for (let i = 0; i < words.length; i++) if (!words[i]) left[count++] = i
-    if (!size) return count ? broken(24) : false
+    if (!size) return count ? broken(24) : none
     const kept = varint()
     const mode = byte()
     if (mode === 4 && part === 1) {
       stored(words, kept)
-      return true
+      return undefined
     }
     if (kept < 1 || kept > count) broken(20)
     if (!part && kept < count) broken(24)
-    values(words, type, kept, positions(mode, kept, part === 1 ? everywhere : left, count), tau, part)
+    const places = positions(mode, kept, part === 1 ? everywhere : left, count)
+    values(words, type, kept, places, tau, part)
     end()
-    return false
+    return places.subarray(0, kept)
   }
 
   /**
@@ -72,10 +75,11 @@ export function makeDecoder(most, tau, levels) {
     if (mode === 0 && kept === count) return left
     let found = 0
     if (mode === 3) {
+      const from = bytes
       const start = skip(count + 7 >> 3)
       for (let i = 0; i < count; i++) {
         places[found] = left[i]
-        found += bytes[start + (i >> 3)] >> (i & 7) & 1
+        found += from[start + (i >> 3)] >> (i & 7) & 1
       }
       checkUnused(count, 27)
       if (found !== kept) broken(27)
@@ -164,7 +168,7 @@ export function makeDecoder(most, tau, levels) {
    */
   function rests(count, width) {
     low.fill(0, 0, count)
-    high.fill(0, 0, count)
+    if (width > 32) high.fill(0, 0, count)
     for (let bit = 0; bit < width; bit += 8) {
       const half = bit < 32 ? low : high
       if (bit + 8 > width) fields(half, count, width - bit, bit & 31)
