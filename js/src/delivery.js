@@ -111,7 +111,7 @@ export class Delivery {
       })
       before += file.ends[part]
     }
-    return { profile, metadata, parts: files.map(asPart) }
+    return { profile, metadata, parts: files.map(file => asPart(file, part)) }
   }
 }
 

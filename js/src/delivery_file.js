@@ -41,7 +41,7 @@ export async function openDeliveryFile(bytes, shard) {
   const arrays = new Map()
   /** Words of each nested tensor that have a counter. @type {Map<string, number[]>} */
   let counts = new Map([...profile.nested.keys()].map(name => [name, Array(levels + 2).fill(0)]))
-  const file = { header, profile, ends, arrays, parts: 0, decode, checkCounts, source }
+  const file = { header, profile, ends, arrays, parts: 0, decode, checkCounts, isExact, source }
 
   /**
    * Decode all parts up to one.
@@ -187,6 +187,11 @@ export async function openDeliveryFile(bytes, shard) {
     }
   }
 
+  /** Whether no words of later parts than this one are there, so that none has to be masked. @param {number} [part] */
+  function isExact(part) {
+    return file.parts === part && nested.every(({ stored }) => !stored.size)
+  }
+
   /** Compare the words of parts with the counts of the profile (ELSA-D-024). @param {number} last */
   function checkCounts(last) {
     /** @type {Findings} */
@@ -207,8 +212,8 @@ export async function openDeliveryFile(bytes, shard) {
   return file
 }
 
-/** What is there of a file, to be read as an ELSA file. @param {DeliveryFile} file */
-export const asPart = file => ({ ...file, bytes: new Bytes(file.source().slice(1)) })
+/** What is there of a file, to be read as an ELSA file. @param {DeliveryFile} file @param {number} [part] up to which it is wanted */
+export const asPart = (file, part) => ({ ...file, bytes: new Bytes(file.source().slice(1)), exact: file.isExact(part) })
 
 /**
  * @param {Entry[]} entries in the order of their data

@@ -118,7 +118,7 @@ async function readLevel({ profile: whole, parts }, { level: choice, verify = tr
     const wanted = wantedNames(header, profile, level)
     await readData(part, kernels, verify && profile.checksums, entry => {
       const name = wanted.get(entry.name)
-      return name === undefined ? undefined : masked(kernels, profile, entry, level, take(entry, name, part))
+      return name === undefined ? undefined : masked(kernels, profile, entry, part.exact ? 'dense' : level, take(entry, name, part))
     })
   }
   return level

@@ -9,7 +9,10 @@ import { checkSums, ownMetadata, readProfile } from './profile.js'
 /** @import { Profile } from './profile.js' */
 /** @import { Bytes, Source } from './source.js' */
 
-/** One file of a network, its header read. @typedef {Opened & {profile: Profile}} Part */
+/**
+ * One file of a network, its header read; `exact` if it has no word that is not of the level wanted.
+ * @typedef {Opened & {profile: Profile, exact?: boolean}} Part
+ */
 
 /**
  * An ELSA file, or all shards of one.
