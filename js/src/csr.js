@@ -1,83 +1,55 @@
-/** @import { Entry } from './header.js' */
+import { matrixOf } from './layouts.js'
+
 /** @import { Write } from './extract.js' */
+/** @import { Entry } from './header.js' */
 
-const WIDEST = 2 ** 31 - 1
-const PIECE = 8192
-
-/**
- * The rows and columns of a tensor that is seen as a matrix (ELSA-R-093).
- * @param {(number | bigint)[]} shape
- * @returns {[rows: bigint, columns: bigint]}
- */
-export function matrixOf(shape) {
-  const [rows, ...others] = (shape.length < 2 ? [1, ...shape] : shape).map(BigInt)
-  return [rows, others.reduce((all, dimension) => all * dimension, 1n)]
-}
-
-/**
- * @param {number | bigint} kept
- * @param {number | bigint} columns
- */
-export function indexDtype(kept, columns) {
-  return kept > WIDEST || columns > WIDEST ? 'I64' : 'I32'
-}
+const MOST = 1 << 15
 
 /**
  * Writes indptr and indices of a tensor (elsa-1.0.md §9.3) while its bitmask comes along.
  * @param {Entry} entry
  * @param {number} most words that are kept
+ * @param {boolean} wide whether the numbers have 64 bits
  * @param {number[]} at where indptr and indices begin
  * @param {Write} write
- * @returns {(bits: Uint8Array, first: number, count: number) => Promise<void>} takes the bits of `count` elements from
- *   `first` on
+ * @returns {(bits: Uint8Array, first: number) => Promise<void>} takes the bits of the elements from `first` on
  */
-export function csrWriter({ shape, elements }, most, [pointersAt, indicesAt], write) {
+export function csrWriter({ shape, elements }, most, wide, at, write) {
   const [rows, columns] = matrixOf(shape).map(Number)
-  const wide = indexDtype(most, columns) === 'I64'
   let kept = 0
   /** The element with which the next row begins. */
   let next = 0
 
-  /** Numbers that are written some thousand at a time. @param {number} at */
-  const list = at => {
-    const values = new Float64Array(PIECE)
-    let count = 0
-    const flush = async () => {
-      const filled = values.subarray(0, count)
-      const numbers = wide ? BigInt64Array.from(filled, BigInt) : new Int32Array(filled)
-      count = 0
-      await write(new Uint8Array(numbers.buffer), at)
-      at += numbers.byteLength
-    }
-    /** Gives a promise only where there is something to wait for. @param {number} value */
-    const push = value => {
-      values[count++] = value
-      return count === PIECE ? flush() : undefined
-    }
-    return { push, flush }
+  /** @param {number} list 0 for indptr, 1 for indices @param {number[]} values */
+  const append = async (list, values) => {
+    const numbers = wide ? BigInt64Array.from(values, BigInt) : new Int32Array(values)
+    await write(new Uint8Array(numbers.buffer), at[list])
+    at[list] += numbers.byteLength
   }
-  const pointers = list(pointersAt)
-  const indices = list(indicesAt)
 
-  return async (bits, first, count) => {
+  return async (bits, first) => {
+    const count = Math.min(8 * bits.length, elements - first)
+    const pointers = []
+    const indices = []
     for (let i = 0; i < count; i++) {
       // Eight elements at once where none is kept and no row begins.
       if (!(i & 7) && !bits[i >> 3] && next - first > i + 7) {
         i += 7
         continue
       }
-      let full
       if (first + i === next) {
-        full = pointers.push(kept)
+        pointers.push(kept)
         next += columns
-        if (full) await full
       }
-      if (bits[i >> 3] >> (i & 7) & 1 && kept++ < most && (full = indices.push(first + i + columns - next))) await full
+      if (bits[i >> 3] >> (i & 7) & 1 && kept++ < most) indices.push(first + i + columns - next)
     }
-    if (first + count < elements) return
-    await indices.flush()
+    await append(1, indices)
     // The end of the last row; rows without columns all end here.
-    for (let row = columns ? rows : 0; row <= rows; row++) await pointers.push(kept)
-    await pointers.flush()
+    if (first + count === elements) {
+      for (let row = columns ? rows : 0; row <= rows; row++) {
+        if (pointers.push(kept) > MOST) await append(0, pointers.splice(0))
+      }
+    }
+    await append(0, pointers)
   }
 }

@@ -1,12 +1,11 @@
-import { DTYPES, FLOATS } from './dtypes.js'
-import { fail, show } from './errors.js'
+import { arrayOf } from './dtypes.js'
+import { about, fail } from './errors.js'
 import { BLOCK } from './kernels.js'
 import { checkSum, startXxh3 } from './xxh3.js'
 
 /** @import { TypedArray } from './dtypes.js' */
 /** @import { Entry, Header } from './header.js' */
 /** @import { Kernels } from './kernels.js' */
-/** @import { Profile } from './profile.js' */
 /** @import { Bytes } from './source.js' */
 
 /**
@@ -17,23 +16,22 @@ import { checkSum, startXxh3 } from './xxh3.js'
 /**
  * What becomes of a tensor's bytes: called for each piece of at most 64 KiB, which may be changed in place and is good
  * until the call, or the promise that it gives, is done.
- * @typedef {(piece: Uint8Array, at: number) => void | Promise<void>} Visitor
+ * @typedef {(piece: Uint8Array, at: number) => unknown} Visitor
  */
 
 /**
- * Go through the data section once, front to back (elsa-1.0.md §3.4, §8.1).
- * @param {Bytes} bytes at the beginning of the data section; closed in the end
- * @param {Header} header
+ * Go through the data section of a file once, front to back (elsa-1.0.md §3.4, §8.1).
+ * @param {{name: string, bytes: Bytes, header: Header}} file at the beginning of the data section
  * @param {Kernels} kernels whose block the pieces are
- * @param {Map<string, string> | undefined} checksums to compare
+ * @param {Map<string, string> | false} checksums to compare
  * @param {(entry: Entry) => Visitor | undefined} visit
  */
-export async function readData(bytes, header, kernels, checksums, visit) {
-  try {
+export function readData({ name, bytes, header }, kernels, checksums, visit) {
+  return about(name, async () => {
     for (const entry of header.order) {
       const { name, begin, size } = entry
       const visitor = visit(entry)
-      const stated = checksums?.get(name)
+      const stated = checksums && checksums.get(name)
       const update = stated && startXxh3(kernels, size)
       let value = 0n
       // Once also for a tensor without bytes.
@@ -45,33 +43,18 @@ export async function readData(bytes, header, kernels, checksums, visit) {
         const done = visitor?.(piece, at)
         if (done) await done
       }
-      if (stated) checkSum(`tensor ${show(name)}`, value, stated)
+      if (stated) checkSum(name, value, stated)
     }
     if (await bytes.more()) checkSize(header, header.size + bytes.rest.length)
-  } finally {
-    await bytes.close()
-  }
+  })
 }
 
 /**
  * @param {Header} header
- * @param {number} [size] of the data section, as far as it is known
+ * @param {number} size of the data section, as far as it is known
  */
-export function checkSize(header, size = header.size) {
-  if (size !== header.size) fail(size < header.size ? 'Truncated' : 'TrailingData', `${size} bytes of data, expected ${header.size}`)
-}
-
-/**
- * Level of a nested tensor's piece, in place (§4.2).
- * @param {Kernels} kernels
- * @param {Profile} profile
- * @param {Entry} entry
- * @param {number | 'dense'} level
- * @returns {((piece: Uint8Array) => void) | undefined} nothing where there is nothing to do
- */
-export function masker(kernels, { bits, nested }, { name, dtype }, level) {
-  return level === 'dense' || !nested.has(name) ? undefined
-    : ({ length }) => kernels.mask(FLOATS[dtype].width, length, 2 ** bits - 1, level)
+export function checkSize(header, size) {
+  if (size !== header.size) fail(size < header.size ? 'Truncated' : 'TrailingData', `${size} bytes of data, expected`, header.size)
 }
 
 /**
@@ -82,7 +65,7 @@ export function allocate(size) {
   try {
     return new Uint8Array(size)
   } catch {
-    fail('TooLarge', `no memory for ${size} bytes`)
+    fail('TooLarge', 'no memory for bytes:', size)
   }
 }
 
@@ -92,9 +75,19 @@ export function allocate(size) {
  * @returns {Tensor}
  */
 export function makeTensor({ dtype, shape }, bytes) {
-  const Type = /** @type {any} */ (DTYPES[dtype][1])
-  const data = new Type(bytes.buffer, bytes.byteOffset, bytes.length / Type.BYTES_PER_ELEMENT)
-  return { dtype, shape: /** @type {number[]} */ (shape), data }
+  return { dtype, shape: /** @type {number[]} */ (shape), data: arrayOf(dtype, bytes) }
+}
+
+/**
+ * Makes a tensor of what comes.
+ * @param {Entry} entry
+ * @param {(tensor: Tensor) => void} keep
+ * @param {Uint8Array} [target] its memory
+ * @returns {Visitor}
+ */
+export function collect(entry, keep, target = allocate(entry.size)) {
+  keep(makeTensor(entry, target))
+  return (piece, at) => target.set(piece, at)
 }
 
 /**

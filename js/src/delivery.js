@@ -1,17 +1,16 @@
-import { allocate, bytesOf } from './data.js'
-import { DeliveryFile } from './delivery_file.js'
-import { readDeliveryHead } from './delivery_head.js'
-import { ElsaError, about, fail, show } from './errors.js'
-import { Feed } from './feed.js'
-import { describe } from './load.js'
-import { chooseLevel, ownMetadata } from './profile.js'
-import { checkMap, joinShards, openAll, readIndex } from './shards.js'
-import { isIndex, nameOf } from './source.js'
+import { asPart, openDeliveryFile } from './delivery_file.js'
+import { about, fail } from './errors.js'
+import { closeAll, openFiles } from './files.js'
+import { describe, loadTensors, makeImage, onlyOne } from './load.js'
+import { joinParts } from './network.js'
+import { chooseLevel } from './profile.js'
 
 /** @import { Tensor } from './data.js' */
-/** @import { FeedOptions } from './feed.js' */
+/** @import { DeliveryFile } from './delivery_file.js' */
+/** @import { Files } from './files.js' */
+/** @import { Network } from './network.js' */
 /** @import { LevelChoice, Profile } from './profile.js' */
-/** @import { Files, Source } from './source.js' */
+/** @import { BytesOptions, Source } from './source.js' */
 
 /**
  * @typedef {object} DeliveryOptions
@@ -19,25 +18,23 @@ import { isIndex, nameOf } from './source.js'
  * @property {(loaded: number, total: number) => void} [onProgress] bytes of the file that are there, and that the level needs
  */
 
+/** @typedef {BytesOptions & {files?: Files}} OpenOptions */
+
 /** @typedef {{level: number | 'dense', tensors: Map<string, Tensor>}} Delivered */
 
 /** A network that arrives level by level (delivery-1.0.md): open it with `openDelivery`. */
 export class Delivery {
-  /**
-   * @param {DeliveryFile[]} files
-   * @param {Profile} profile
-   * @param {Map<string, string>} metadata
-   */
-  constructor(files, profile, metadata) {
-    this.files = files
+  /** @param {Network<DeliveryFile>} network */
+  constructor({ profile, metadata, parts }) {
+    this.files = parts
     this.profile = profile
     this.metadata = metadata
   }
 
   /** How many bytes of the file, or of all shards, a level needs, counted from the first. @param {LevelChoice} choice */
   bytes(choice) {
-    const level = chooseLevel(this.profile, choice)
-    return this.files.reduce((sum, file) => sum + file.head.ends[file.partOf(level)], 0)
+    const part = partOf(this.profile, choice)
+    return this.files.reduce((sum, { ends }) => sum + ends[part], 0)
   }
 
   /** What every network of the file consists of: dtype, shape and bytes of each tensor, as `inspect` gives them. */
@@ -47,7 +44,7 @@ export class Delivery {
 
   /** The version of the file on the server, to be given to `openDelivery` with the bytes that were saved. */
   get etag() {
-    return this.files[0].feed.etag
+    return this.files[0].bytes.etag
   }
 
   /**
@@ -57,23 +54,11 @@ export class Delivery {
    * @param {DeliveryOptions & {final?: boolean}} [options]
    * @returns {Promise<Delivered>}
    */
-  async load(choice, { signal, onProgress, final = false } = {}) {
-    const level = chooseLevel(this.profile, choice)
-    if (!this.files.length) fail('InvalidOption', 'the arrays of this delivery were handed over')
-    const total = this.bytes(level)
-    const tensors = new Map()
-    let before = 0
-    for (const file of this.files) {
-      await about(file.name, async () => {
-        const done = before
-        await file.decode(file.partOf(level), signal, loaded => onProgress?.(Math.min(done + loaded, total), total))
-        file.checkCounts(file.partOf(level))
-      })
-      before += file.head.ends[file.partOf(level)]
-    }
-    for (const file of this.files) for (const [name, tensor] of file.tensors(level, !final)) tensors.set(name, tensor)
+  async load(choice, options = {}) {
+    const { final } = options
+    const network = await this.arrive(choice, options)
     if (final) this.files = []
-    return { level, tensors }
+    return loadTensors(network, { level: choice, verify: false }, ({ arrays }, name) => final && arrays.get(name))
   }
 
   /**
@@ -82,12 +67,8 @@ export class Delivery {
    * @returns {AsyncGenerator<Delivered>}
    */
   async* levels({ to = 'dense', ...options } = {}) {
-    const last = chooseLevel(this.profile, to)
-    for (const { level } of this.profile.levels) {
-      if (last !== 'dense' && level > last) return
-      yield this.load(level, options)
-    }
-    if (last === 'dense') yield this.load(last, options)
+    const last = partOf(this.profile, to)
+    for (let part = 1; part <= last; part++) yield this.load(part > this.profile.levels.length ? 'dense' : part, options)
   }
 
   /**
@@ -97,62 +78,55 @@ export class Delivery {
    * @returns {Promise<Uint8Array<ArrayBuffer>>}
    */
   async image(choice, options) {
-    const [{ head: { source, header } }, ...others] = this.files
-    if (others.length) fail('InvalidOption', 'an image is of one file, not of shards')
-    const { tensors } = await this.load(choice, options)
-    const image = allocate(source.length + header.size)
-    image.set(source)
-    for (const { name, begin } of header.order) {
-      const tensor = tensors.get(name)
-      if (tensor) image.set(bytesOf(tensor.data), source.length + begin)
-    }
-    return image
+    return makeImage(await this.arrive(choice, options), { level: choice, verify: false })
   }
 
   /** The ELSA file that was made into this, byte for byte. @param {DeliveryOptions} [options] @returns {AsyncGenerator<Uint8Array>} */
   async* source(options) {
-    const [file, ...others] = this.files
-    if (others.length) fail('InvalidOption', 'a network in shards has several sources')
-    await about(file.name, () => file.decode(file.partOf('dense'), options?.signal))
-    for (const piece of file.source()) yield piece.slice()
+    const { source } = onlyOne((await this.arrive('dense', options)).parts)
+    for (const piece of source()) yield piece.slice()
   }
 
   /** Let go of connections that are open. */
   async close() {
-    for (const file of this.files) await file.feed.close()
+    await closeAll(this.files)
   }
+
+  /**
+   * Have all that a level needs; gives what is there, to be read as an ELSA file.
+   * @param {LevelChoice} choice
+   * @param {DeliveryOptions} [options]
+   */
+  async arrive(choice, { signal, onProgress } = {}) {
+    const { profile, metadata, files } = this
+    const part = partOf(profile, choice)
+    if (!files.length) fail('InvalidOption', 'arrays that were handed over')
+    const total = this.bytes(choice)
+    let before = 0
+    for (const file of files) {
+      const done = before
+      await about(file.name, async () => {
+        await file.decode(part, { signal, onProgress: loaded => onProgress?.(Math.min(done + loaded, total), total) })
+        file.checkCounts(part)
+      })
+      before += file.ends[part]
+    }
+    return { profile, metadata, parts: files.map(file => asPart(file, part)) }
+  }
+}
+
+/** The number of the part that completes a level. @param {Profile} profile @param {LevelChoice} choice */
+export function partOf(profile, choice) {
+  const level = chooseLevel(profile, choice)
+  return level === 'dense' ? profile.levels.length + 1 : level
 }
 
 /**
  * Open a delivery file, the first bytes of one, or the index of one in shards.
  * @param {Source} source
- * @param {FeedOptions & {signal?: AbortSignal, files?: Files}} [options]
+ * @param {OpenOptions} [options]
  * @returns {Promise<Delivery>}
  */
 export async function openDelivery(source, options = {}) {
-  /** @param {Source} source @param {string} name @param {FeedOptions} options */
-  const openFile = (source, name, options) => about(name, async () => {
-    const feed = new Feed(source, options)
-    try {
-      return new DeliveryFile(name, feed, await readDeliveryHead(feed, signal))
-    } catch (error) {
-      await feed.close()
-      throw error
-    }
-  })
-  const { signal } = options
-  if (!isIndex(source, options)) {
-    const file = await openFile(source, nameOf(source), options)
-    return new Delivery([file], file.profile, ownMetadata([file.header]))
-  }
-  const index = await readIndex(source, options)
-  const shards = await openAll(index, (shard, name) => openFile(shard, name, {}).catch(error => {
-    if (error instanceof ElsaError && error.code === 'NotElsa') fail('InvalidIndex', `${show(name)} is no delivery file`)
-    throw error
-  }))
-  return about(nameOf(source), async () => {
-    checkMap(index, shards)
-    const { parts, profile, metadata } = joinShards(shards)
-    return new Delivery(parts, profile, metadata)
-  })
+  return new Delivery(await openFiles(source, options, openDeliveryFile, joinParts))
 }

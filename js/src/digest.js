@@ -1,6 +1,7 @@
 import { bytesOf } from './data.js'
-import { FLOATS } from './dtypes.js'
-import { fail } from './errors.js'
+import { bitsOf } from './dtypes.js'
+import { expect } from './errors.js'
+import { typeOf } from './header.js'
 import { BLOCK } from './kernels.js'
 import { sha256 } from './sha256.js'
 import { compact } from './sift.js'
@@ -9,46 +10,37 @@ import { compareText } from './written.js'
 /** @import { Tensor } from './data.js' */
 /** @import { Kernels } from './kernels.js' */
 
+/** @typedef {ReturnType<typeof startLine>} Line */
+
 /**
- * Compare the digest of a level (elsa-1.0.md §7) with the one that is stated, if there is one.
+ * Compare the digest of a level (elsa-1.0.md §7) with the one that is stated.
  * @param {number} level
- * @param {Map<string, string>} lines one for each of its tensors, by name
+ * @param {Map<string, Line>} lines one for each of its tensors, by name
  * @param {string | undefined} stated
- * @returns {boolean} whether there was something to compare
  */
 export function checkDigest(level, lines, stated) {
-  if (!stated) return false
   const hash = sha256()
-  for (const name of [...lines.keys()].sort(compareText)) hash.update(new TextEncoder().encode(lines.get(name)))
-  const found = `sha256:${hash.hex()}`
-  if (found !== stated) fail('DigestMismatch', `level ${level} has the digest ${found}, expected ${stated}`)
-  return true
+  for (const name of [...lines.keys()].sort(compareText)) hash.update(new TextEncoder().encode(lines.get(name)?.end()))
+  expect('DigestMismatch', `level ${level}`, `sha256:${hash.hex()}`, stated)
 }
 
 /**
- * The line of a tensor, whose bytes come through the block of the kernels; of a nested tensor masked.
- * @param {Kernels} kernels
+ * The line of a tensor, whose bytes come in pieces; of a nested tensor those of the bitmask and of the values.
  * @param {string} name
  * @param {{dtype: string, shape: (number | bigint)[]}} tensor
- * @param {boolean} nested
  */
-export function startLine(kernels, name, { dtype, shape }, nested) {
-  const hash = sha256()
-  const values = nested ? sha256() : undefined
+export function startLine(name, tensor) {
+  const hashes = [sha256(), sha256()]
+  let used = 1
+  let line = ''
   return {
-    /** Take in a piece; gives the bytes of a nested tensor that are kept. @param {Uint8Array} piece */
-    update(piece) {
-      if (!values) return hash.update(piece), 0
-      const { width } = FLOATS[dtype]
-      const size = compact(kernels, width, piece.length)
-      hash.update(kernels.bits.subarray(0, Math.ceil(piece.length / width / 8)))
-      values.update(kernels.values.subarray(0, size))
-      return size
+    /** @param {Uint8Array[]} pieces */
+    update(...pieces) {
+      used = pieces.length
+      for (const [i, piece] of pieces.entries()) hashes[i].update(piece)
     },
-    end() {
-      const hashes = hash.hex() + (values ? ` ${values.hex()}` : '')
-      return `${new TextEncoder().encode(name).length}:${name} ${dtype} [${shape}] ${hashes}\n`
-    },
+    /** The same again if it is asked for again: levels share tensors. */
+    end: () => line ||= `${new TextEncoder().encode(name).length}:${name} ${typeOf(tensor)} ${hashes.slice(0, used).map(hash => hash.hex()).join(' ')}\n`,
   }
 }
 
@@ -58,15 +50,16 @@ export function startLine(kernels, name, { dtype, shape }, nested) {
  * @param {string} name
  * @param {Tensor} tensor
  * @param {boolean} nested
- * @returns {string}
+ * @returns {Line}
  */
 export function lineOf(kernels, name, tensor, nested) {
-  const line = startLine(kernels, name, tensor, nested)
+  const line = startLine(name, tensor)
   const bytes = bytesOf(tensor.data)
-  for (let at = 0; at < bytes.length; at += BLOCK) {
+  if (!nested) line.update(bytes)
+  for (let at = 0; nested && (!at || at < bytes.length); at += BLOCK) {
     const piece = bytes.subarray(at, at + BLOCK)
     kernels.block.set(piece)
-    line.update(piece)
+    line.update(...compact(kernels, bitsOf(tensor.dtype) / 8, piece.length))
   }
-  return line.end()
+  return line
 }

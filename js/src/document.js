@@ -1,55 +1,61 @@
-import { fail, show } from './errors.js'
+import { expect, fail, show } from './errors.js'
 import { Real } from './json.js'
 import { checkSum, xxh3 } from './xxh3.js'
 
 /** @import { ErrorCode } from './errors.js' */
 
 /**
- * What a field may be: words for it, and the test.
- * @typedef {readonly [expected: string, test: (value: any) => boolean]} Kind
+ * What a field may be: what messages call it, the test, and what a field is that is missing and may be.
+ * @typedef {readonly [expected: unknown, test: (value: any) => boolean, ...fallback: any[]]} Kind
  */
 
-/** @param {string} expected @param {RegExp} pattern @returns {Kind} */
-export const text = (expected, pattern) => [expected, value => typeof value === 'string' && pattern.test(value)]
-export const TEXT = text('a string', /^/)
-export const NAME = text('a non-empty string', /^[^]/)
-export const CHECKSUM = text('xxh3: and 16 hex digits', /^xxh3:[0-9a-f]{16}$/)
-export const DIGEST = text('sha256: and 64 hex digits', /^sha256:[0-9a-f]{64}$/)
+/** @param {RegExp} pattern @returns {Kind} */
+export const text = pattern => [pattern, value => typeof value === 'string' && pattern.test(value)]
+export const TEXT = text(/.*/)
+export const NAME = text(/./s)
+export const CHECKSUM = text(/^xxh3:[0-9a-f]{16}$/)
+export const DIGEST = text(/^sha256:[0-9a-f]{64}$/)
 /** @type {Kind} */
 export const OBJECT = ['an object', value => value instanceof Map]
 /** @type {Kind} */
 export const NUMBER = ['a number', value => typeof value === 'number' || value instanceof Real]
 
 /** @param {number} least @param {number} most @returns {Kind} */
-export const integer = (least, most = Number.MAX_SAFE_INTEGER) => [`an integer ${least}…${most}`, value =>
+export const integer = (least, most = Infinity) => [`${least}…${most}`, value =>
   typeof value === 'number' && value >= least && value <= most]
 
 /** @param {Kind} kind @param {number} least @param {number} most @returns {Kind} */
-export const arrayOf = ([expected, test], least = 0, most = Infinity) => [`an array of ${least}…${most}: ${expected}`, value =>
+export const listOf = ([expected, test], least = 0, most = Infinity) => [`${least}…${most} × ${expected}`, value =>
   Array.isArray(value) && value.length >= least && value.length <= most && value.every(test)]
 
+/** @param {Kind} kind @param {any} [fallback] @returns {Kind} */
+export const optional = ([expected, test], fallback) => [expected, test, fallback]
+
 /**
- * Reads the fields of a document, checked; the default of one that is missing and may be.
+ * Fields of a document, checked.
  * @param {Map<string, any>} map
  * @param {ErrorCode} code of what is malformed
- * @returns {(key: string, kind: Kind, ...fallback: [any?]) => any}
+ * @param {Record<string, Kind>} kinds
+ * @returns {Record<string, any>}
  */
-export const fieldsOf = (map, code) => (key, [expected, test], ...fallback) => {
-  if (!map.has(key) && fallback.length) return fallback[0]
-  const value = map.get(key)
-  if (!test(value)) fail(code, `${show(key)} is ${show(value)}, expected ${expected}`)
-  return value
+export function readFields(map, code, kinds) {
+  return Object.fromEntries(Object.entries(kinds).map(([key, [expected, test, ...fallback]]) => {
+    const missing = fallback.length && !map.has(key)
+    const value = missing ? fallback[0] : map.get(key)
+    if (!missing && !test(value)) fail(code, `${show(key)} is ${show(value)}, expected ${expected}`)
+    return [key, value]
+  }))
 }
 
 /**
  * A map all of whose values are of one kind.
  * @param {Map<string, any>} map
- * @param {Kind} kind
  * @param {ErrorCode} code
+ * @param {Kind} kind
  * @returns {Map<string, any>}
  */
-export function mapOf(map, kind, code) {
-  for (const key of map.keys()) fieldsOf(map, code)(key, kind)
+export function mapOf(map, code, kind) {
+  for (const key of map.keys()) readFields(map, code, { [key]: kind })
   return map
 }
 
@@ -60,11 +66,10 @@ export function mapOf(map, kind, code) {
  * @returns {string} its version
  */
 export function checkVersion(map, code) {
-  const get = fieldsOf(map, code)
-  const version = get('version', text('MAJOR.MINOR', /^[0-9]+\.[0-9]+$/))
-  if (version.split('.')[0] !== '1') fail('UnsupportedVersion', `version ${show(version)}, expected 1`)
-  const [feature] = get('requires', arrayOf(TEXT), [])
-  if (feature !== undefined) fail('UnsupportedFeature', `the file requires ${show(feature)}`)
+  const { version } = readFields(map, code, { version: text(/^[0-9]+\.[0-9]+$/) })
+  expect('UnsupportedVersion', 'version', version.split('.')[0], '1')
+  const { requires: [feature] } = readFields(map, code, { requires: optional(listOf(TEXT), []) })
+  expect('UnsupportedFeature', 'requires', feature, undefined)
   return version
 }
 

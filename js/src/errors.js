@@ -23,10 +23,22 @@ export class ElsaError extends Error {
 /**
  * @param {ErrorCode} code
  * @param {string} message what was found, what was expected
+ * @param {unknown[]} values that end the message
  * @returns {never}
  */
-export function fail(code, message) {
-  throw new ElsaError(code, message)
+export function fail(code, message, ...values) {
+  throw new ElsaError(code, [message, ...values.map(show)].join(' '))
+}
+
+/**
+ * Compare what was found with what has to be.
+ * @param {ErrorCode} code
+ * @param {string} what
+ * @param {unknown} found
+ * @param {unknown} expected
+ */
+export function expect(code, what, found, expected) {
+  if (found !== expected) fail(code, `${show(what)} is ${show(found)}, expected`, expected)
 }
 
 /**
@@ -51,12 +63,8 @@ export async function about(name, action) {
  * @returns {string}
  */
 export function show(value) {
-  if (value === undefined) return 'missing'
-  if (value instanceof Map) return 'an object'
-  if (Array.isArray(value)) return `an array of ${value.length}`
-  if (typeof value !== 'string') return String(value)
+  if (typeof value !== 'string') return typeof value === 'object' ? 'no integer or string' : String(value)
   // Names are arbitrary Unicode: none of it may reach a terminal as control or direction marks.
-  const text = JSON.stringify(value).replace(/[^ -~\u00a1-\u1fff\u3000-\ud7ff]/g, c =>
-    `\\u${c.charCodeAt(0).toString(16).padStart(4, '0')}`)
+  const text = JSON.stringify(value).replace(/[^ -~]/g, c => `\\u${c.charCodeAt(0).toString(16).padStart(4, '0')}`)
   return text.length > 120 ? `${text.slice(0, 117)}…"` : text
 }

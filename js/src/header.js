@@ -1,8 +1,9 @@
-import { OBJECT, TEXT, fieldsOf, mapOf } from './document.js'
-import { DTYPES } from './dtypes.js'
-import { fail, show } from './errors.js'
+import { OBJECT, TEXT, listOf, mapOf, optional, readFields } from './document.js'
+import { bitsOf } from './dtypes.js'
+import { expect, fail } from './errors.js'
 import { parseJson } from './json.js'
 
+/** @import { Kind } from './document.js' */
 /** @import { Bytes } from './source.js' */
 
 /**
@@ -18,13 +19,14 @@ import { parseJson } from './json.js'
 
 /**
  * @typedef {object} Header
- * @property {Uint8Array} bytes the header's text
+ * @property {Uint8Array} text
  * @property {Map<string, string>} metadata
  * @property {Map<string, Entry>} tensors
  * @property {Entry[]} order tensors in the order of their data
  * @property {number} size of the data section
  */
 
+const CODE = 'InvalidHeader'
 const LIMIT = 100_000_000
 
 /**
@@ -34,77 +36,76 @@ const LIMIT = 100_000_000
  */
 export async function readHeader(bytes) {
   const start = await bytes.take(8)
-  if (start.length < 8) fail('Truncated', `${start.length} bytes, expected at least 8`)
-  const length = lengthOf(start)
-  if (length > LIMIT) fail('HeaderTooLarge', `a header of ${length} bytes, expected at most ${LIMIT}`)
+  if (start.length < 8) fail('Truncated', 'no 8 bytes')
+  const length = checkLength(lengthOf(start))
+  await bytes.reach(8 + length)
   const text = await bytes.take(length)
-  if (text.length < length) fail('Truncated', `${text.length} bytes of the header, expected ${length}`)
+  if (text.length < length) fail('Truncated', 'a header of fewer bytes than', length)
   return parseHeader(text)
 }
 
-/** The length of the header that follows these 8 bytes. @param {Uint8Array} bytes */
-export function lengthOf({ buffer, byteOffset }) {
-  return Number(new DataView(buffer, byteOffset).getBigUint64(0, true))
+/**
+ * The length of the header, in the first 8 bytes of a buffer. In the machine's order of bytes: where that is another than
+ * the file's, numbers would be read wrongly, so that all files have to be refused.
+ * @param {Uint8Array} bytes
+ */
+export const lengthOf = ({ buffer }) => Number(new BigUint64Array(/** @type {ArrayBuffer} */ (buffer), 0, 1)[0])
+
+/** @param {number} length */
+export function checkLength(length) {
+  if (length > LIMIT) fail('HeaderTooLarge', 'a header of more bytes than', LIMIT)
+  return length
 }
+
+/** @type {Kind} */
+const ENTRY = ['dtype, shape and two data_offsets', entry => OBJECT[1](entry) && entry.size === 3 && TEXT[1](entry.get('dtype')) &&
+  SIZES[1](entry.get('shape')) && SIZES[1](entry.get('data_offsets')) && entry.get('data_offsets').length === 2]
+const SIZES = listOf(['', value => typeof value === 'number' || typeof value === 'bigint'])
 
 /**
  * @param {Uint8Array} text
  * @returns {Header}
  */
 export function parseHeader(text) {
-  const code = 'InvalidHeader'
-  const header = parseJson(text, 'header', true)
-  const metadata = mapOf(fieldsOf(header, code)('__metadata__', OBJECT, new Map()), TEXT, code)
-  header.delete('__metadata__')
-  for (const [name, entry] of header) checkEntry(name, entry)
-  const found = [...header].map(([name, entry]) => place(name, entry))
-  const tensors = new Map(found.map(({ entry }) => [entry.name, entry]))
-  found.sort((a, b) => Number(a.begin - b.begin || a.end - b.end))
+  const map = parseJson(text, 'header', true)
+  const { __metadata__: metadata } = readFields(map, CODE, { ['__metadata__']: optional(OBJECT, new Map()) })
+  map.delete('__metadata__')
+  mapOf(metadata, CODE, TEXT)
+  for (const [name, entry] of mapOf(map, CODE, ENTRY)) {
+    if (!bitsOf(entry.get('dtype'))) fail('UnknownDtype', 'dtype and tensor:', entry.get('dtype'), name)
+  }
+  /** @type {Map<string, any>} */
+  const tensors = new Map([...map].map(([name, entry]) => {
+    const { dtype, shape, data_offsets } = Object.fromEntries(entry)
+    /** @type {bigint[]} */
+    const [begin, end] = data_offsets.map(BigInt)
+    const bits = BigInt(bitsOf(dtype))
+    expect('InvalidOffsets', `bits of ${name}`, 8n * (end - begin), countBits(shape, bits))
+    return [name, { name, dtype, shape, begin, end, size: Number(end - begin), elements: Number(8n * (end - begin) / bits) }]
+  }))
+  const order = [...tensors.values()].sort((a, b) => Number(a.begin - b.begin || a.end - b.end))
   let size = 0n
-  for (const { entry: { name }, begin, end } of found) {
-    if (begin !== size) fail('InvalidOffsets', `tensor ${show(name)} begins at ${begin}, expected ${size}`)
-    size = end
+  for (const entry of order) {
+    expect('InvalidOffsets', `begin of ${entry.name}`, entry.begin, size)
+    entry.begin = Number(size)
+    size = entry.end
   }
-  return { bytes: text, metadata, tensors, order: found.map(({ entry }) => entry), size: Number(size) }
-}
-
-/** @param {string} name @param {any} entry */
-function checkEntry(name, entry) {
-  /** @param {unknown} value */
-  const integers = value => Array.isArray(value) && value.every(x => typeof x === 'number' || typeof x === 'bigint')
-  if (!(entry instanceof Map) || entry.size !== 3 || typeof entry.get('dtype') !== 'string' ||
-      !integers(entry.get('shape')) || !integers(entry.get('data_offsets')) || entry.get('data_offsets').length !== 2) {
-    fail('InvalidHeader', `tensor ${show(name)}: expected dtype, shape and two data_offsets, no more`)
-  }
-  if (!DTYPES[entry.get('dtype')]) fail('UnknownDtype', `tensor ${show(name)} is ${show(entry.get('dtype'))}`)
-}
-
-/** @param {string} name @param {Map<string, any>} map */
-function place(name, map) {
-  const { dtype, shape, data_offsets } = Object.fromEntries(map)
-  /** @type {bigint[]} */
-  const [begin, end] = data_offsets.map(BigInt)
-  const bits = BigInt(DTYPES[dtype][0])
-  const elements = countElements(shape, bits)
-  if (elements === undefined || 8n * (end - begin) !== elements * bits) {
-    fail('InvalidOffsets', `tensor ${show(name)} has ${end - begin} bytes, expected [${shape}] × ${bits} bits`)
-  }
-  /** @type {Entry} */
-  const entry = { name, dtype, shape, begin: Number(begin), size: Number(end - begin), elements: Number(elements) }
-  return { begin, end, entry }
+  return { text, metadata, tensors, order, size: Number(size) }
 }
 
 /**
- * The elements of a shape, or undefined where they, without the zeros, are too many (ELSA-R-025).
+ * The bits of a tensor, or undefined where they, without dimensions of 0, are too many (ELSA-R-025).
  * @param {(number | bigint)[]} shape
  * @param {bigint} bits
  * @returns {bigint | undefined}
  */
-export function countElements(shape, bits) {
-  let product = 1n
+export function countBits(shape, bits) {
   for (const dimension of shape) {
-    if (dimension) product *= BigInt(dimension)
-    if (product * bits >> 63n) return undefined
+    if (dimension) bits *= BigInt(dimension)
+    if (bits >> 63n) return undefined
   }
-  return shape.every(Boolean) ? product : 0n
+  return shape.every(Boolean) ? bits : 0n
 }
+
+/** Dtype and shape, as digests and messages have them. @param {{dtype: string, shape: (number | bigint)[]}} tensor */
+export const typeOf = ({ dtype, shape }) => `${dtype} [${shape}]`

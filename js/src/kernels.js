@@ -22,15 +22,12 @@ const SECRET = 2112
 const BITS = 8192
 const VALUES = 131072
 const MEMORY = 262144
-/** For each of 8 bytes, where the byte of the counter's 16 bits is that says whether it stays. @type {Record<number, bigint>} */
-export const SPREAD = { 2: 0x0706050403020100n, 4: 0x0504050401000100n, 8: 0x0100010001000100n }
 
 /**
  * Kernels with memory of their own, in WebAssembly where that is allowed.
  * @returns {Kernels}
  */
 export function makeKernels() {
-  if (!new Uint8Array(Uint16Array.of(1).buffer)[0]) throw Error('elsa-format needs a little-endian machine')
   const wasm = instantiate()
   /** @type {ArrayBuffer} */
   const buffer = wasm ? wasm.memory.buffer : new ArrayBuffer(MEMORY)
@@ -42,10 +39,7 @@ export function makeKernels() {
     bits: new Uint8Array(buffer, BITS, BLOCK / 16),
     accumulators: new BigUint64Array(buffer, ACCUMULATORS, 8),
     secret: new DataView(buffer, SECRET, 192),
-    ...wasm ? {
-      stripes: wasm.stripes,
-      mask: (width, bytes, low, level) => wasm.mask(bytes, low, level, SPREAD[width]),
-    } : plain(buffer),
+    .../** @type {ReturnType<typeof plain>} */ (wasm ?? plain(buffer)),
   }
 }
 
@@ -87,15 +81,11 @@ function plain(buffer) {
     acc[i] = sum
   }
 
-  /** Add the product of two words of 32 bits, from halves of 16. @param {number} i @param {number} x @param {number} y */
+  /** Add the product of two words of 32 bits; its upper half is exact in numbers below 2^49. @param {number} i @param {number} x @param {number} y */
   function multiplyAdd(i, x, y) {
-    const a = x & 0xffff
-    const b = x >>> 16
-    const c = y & 0xffff
-    const d = y >>> 16
-    const middle = Math.imul(b, c) >>> 0
-    const other = (Math.imul(a, d) >>> 0) + (Math.imul(a, c) >>> 16) + (middle & 0xffff)
-    add(i, Math.imul(x, y) >>> 0, Math.imul(b, d) + (middle >>> 16) + Math.floor(other / 65536) >>> 0)
+    x >>>= 0
+    y >>>= 0
+    add(i, Math.imul(x, y) >>> 0, Math.floor((Math.floor((x & 0xffff) * y / 65536) + (x >>> 16) * y) / 65536))
   }
 
   /** All bits of a word that stays, none of one that goes: without a branch, which would be mispredicted too often. */
@@ -123,20 +113,13 @@ function plain(buffer) {
     },
 
     mask(width, bytes, low, level) {
-      const end = bytes / 4
-      if (width === 4) for (let i = 0; i < end; i++) signed[i] &= keep(signed[i] & low, level)
-      else if (width === 2) {
-        // Two at a time; what the last one may reach beyond the content is of no matter.
-        for (let i = 0; i < end; i++) {
-          const word = signed[i]
-          signed[i] = word & (keep(word & low, level) & 0xffff | keep(word >>> 16 & low, level) << 16)
-        }
-      } else {
-        for (let i = 0; i < end; i += 2) {
-          const all = keep(signed[i] & low, level)
-          signed[i] &= all
-          signed[i + 1] &= all
-        }
+      // Words of 2 bytes two at a time; what the last one may reach beyond the content is of no matter.
+      for (let i = 0; i < bytes / 4; i += width > 4 ? 2 : 1) {
+        const word = signed[i]
+        let all = keep(word & low, level)
+        if (width < 4) all = all & 0xffff | keep(word >>> 16 & low, level) << 16
+        signed[i] = word & all
+        if (width > 4) signed[i + 1] &= all
       }
     },
   }

@@ -1,25 +1,37 @@
-import { allocate, bytesOf, makeTensor, readData } from './data.js'
+import { allocate, bytesOf, collect, makeTensor, readData } from './data.js'
 import { checkDigest, lineOf } from './digest.js'
-import { FLOATS } from './dtypes.js'
-import { about, fail, show } from './errors.js'
+import { DIGEST, NAME, OBJECT, checkVersion, integer, listOf, mapOf, optional, readFields, text } from './document.js'
+import { bitsOf, wordsOf } from './dtypes.js'
+import { about, expect, fail } from './errors.js'
+import { openFiles } from './files.js'
+import { countBits, typeOf } from './header.js'
+import { parseJson } from './json.js'
 import { makeKernels } from './kernels.js'
-import { matrixOf } from './csr.js'
-import { readLevelDocument, readLevelFields } from './level_document.js'
-import { openFile } from './network.js'
-import { ownMetadata } from './profile.js'
-import { checkMap, openAll, readIndex } from './shards.js'
-import { isIndex, nameOf } from './source.js'
+import { LAYOUT, matrixOf, partsOf } from './layouts.js'
+import { readFile } from './network.js'
+import { checkReserved, ownMetadata } from './profile.js'
 
 /** @import { Tensor } from './data.js' */
-/** @import { TypedArray } from './dtypes.js' */
+/** @import { ErrorCode } from './errors.js' */
+/** @import { ReadOptions } from './files.js' */
 /** @import { Header } from './header.js' */
-/** @import { LevelDocument, LevelFields, Nested } from './level_document.js' */
-/** @import { ReadOptions } from './network.js' */
+/** @import { Layout } from './layouts.js' */
 /** @import { Source } from './source.js' */
 
 /**
+ * What a level file, or the index of one, says of its level (elsa-1.0.md §9.1).
+ * @typedef {{level: number, name: string, layout: Layout, digest?: string}} LevelFields
+ */
+
+/**
+ * A nested tensor of a level file, and the names of what it is stored as.
+ * @typedef {{dtype: string, shape: number[], parts: string[]}} Nested
+ * @typedef {LevelFields & {nested?: Map<string, Nested>}} LevelDocument
+ */
+
+/**
  * One level file in memory as it is stored.
- * @typedef {{name: string, header: Header, document: LevelDocument | undefined, stored: Map<string, Tensor>}} Stored
+ * @typedef {{name: string, header: Header, document: LevelDocument | undefined, stored: Map<string, Tensor>}} LevelFile
  */
 
 const CODE = 'InvalidLayout'
@@ -31,120 +43,126 @@ const CODE = 'InvalidLayout'
  * @returns {Promise<LevelFields & {metadata: Map<string, string>, tensors: Map<string, Tensor>}>}
  */
 export async function loadLevelFile(source, options = {}) {
-  const { files, fields } = await readLevelFiles(source, options)
   const tensors = new Map()
-  await decodeAll(files, fields, options.verify ?? true, (name, tensor) => tensors.set(name, tensor))
-  const { level, name, layout, digest } = fields
-  return { level, name, layout, digest, metadata: ownMetadata(files.map(({ header }) => header)), tensors }
+  const { files, fields } = await readLevelFiles(source, options, (name, tensor) => tensors.set(name, tensor))
+  return { ...fields, metadata: ownMetadata(files.map(({ header }) => header)), tensors }
 }
 
 /**
+ * Read all of a level, decode it, and compare the digests that can be recomputed: where `tensors` is given (ELSA-R-068,
+ * ELSA-R-102).
  * @param {Source} source
- * @param {ReadOptions} options
- * @returns {Promise<number>} of the digests that were compared
- */
-export async function validateLevelFile(source, options) {
-  const { files, fields } = await readLevelFiles(source, options)
-  return decodeAll(files, fields, true, () => {})
-}
-
-/**
- * Read all of a level, with all checks but those of contents.
- * @param {Source} source
- * @param {ReadOptions} options
- * @returns {Promise<{files: Stored[], fields: LevelFields}>}
- */
-async function readLevelFiles(source, options) {
-  const name = nameOf(source)
-  if (!isIndex(source, options)) {
-    const file = await readStored(source, name, options)
-    return about(name, async () => {
-      const fields = file.document ?? fail('NotElsa', 'a safetensors file without a level document')
-      return { files: [file], fields }
-    })
-  }
-  const index = await readIndex(source, options)
-  const files = await openAll(index, (shard, name) => readStored(shard, name, { ...options, files: undefined }))
-  return about(name, async () => {
-    checkMap(index, files)
-    return { files, fields: joinLevel(index.metadata.get('elsa_level'), files) }
-  })
-}
-
-/**
- * @param {unknown} stated what the index says
- * @param {Stored[]} files
- * @returns {LevelFields}
- */
-function joinLevel(stated, files) {
-  const code = 'InvalidIndex'
-  if (stated !== undefined && !(stated instanceof Map)) fail(code, `elsa_level is ${show(stated)}, expected an object`)
-  const fields = stated && readLevelFields(stated, code)
-  const known = fields ?? files.find(file => file.document)?.document
-  if (!known) fail('NotElsa', 'an index of files without a level document')
-  const names = new Set()
-  for (const { name, document, header } of files) {
-    if (!document) fail(code, `shard ${show(name)} has no level document, others have`)
-    for (const key of /** @type {const} */ (['level', 'name', 'layout'])) {
-      if (document[key] !== known[key]) fail(code, `shard ${show(name)} has the ${key} ${show(document[key])}, expected ${show(known[key])}`)
-    }
-    const nested = document.nested ?? new Map()
-    const parts = new Set([...nested.values()].flatMap(({ parts }) => parts))
-    for (const tensor of new Set([...header.tensors.keys(), ...nested.keys()])) {
-      if (names.has(tensor)) fail(code, `tensor ${show(tensor)} is in two shards`)
-      if (!parts.has(tensor)) names.add(tensor)
-    }
-  }
-  return { ...known, digest: fields?.digest }
-}
-
-/**
- * @param {Source} source
- * @param {string} name
- * @param {ReadOptions} options
- * @returns {Promise<Stored>}
- */
-async function readStored(source, name, options) {
-  const { header, bytes, document } = await openFile(source, name, options, async (header, bytes) =>
-    ({ header, bytes, document: readLevelDocument(header) }))
-  const stored = new Map()
-  await about(name, () => readData(bytes, header, makeKernels(), undefined, entry => {
-    const target = allocate(entry.size)
-    stored.set(entry.name, makeTensor(entry, target))
-    return (piece, at) => target.set(piece, at)
-  }))
-  return { name, header, document, stored }
-}
-
-/**
- * Decode all tensors, and compare the digests that can be recomputed: where `tensors` is given (ELSA-R-068, 102).
- * @param {Stored[]} files
- * @param {LevelFields} fields
- * @param {boolean} verify
+ * @param {ReadOptions & {verify?: boolean}} options
  * @param {(name: string, tensor: Tensor) => void} take
- * @returns {Promise<number>} of digests that were compared
+ * @returns {Promise<{files: LevelFile[], fields: LevelFields, compared: number}>} and how many digests were compared
  */
-async function decodeAll(files, fields, verify, take) {
+export async function readLevelFiles(source, options, take) {
   const kernels = makeKernels()
+  const { files, fields, whole } = await openFiles(source, options, async bytes => {
+    const file = await readFile(bytes, readDocument, 'document')
+    const stored = new Map()
+    await readData({ name: '', bytes, ...file }, kernels, false, entry => collect(entry, tensor => stored.set(entry.name, tensor)))
+    return { ...file, stored }
+  }, joinLevel)
+  const verify = options.verify ?? true
   const all = new Map()
-  const whole = verify && fields !== files[0].document && files.every(file => file.document?.nested) && fields.digest
+  const together = verify && whole && files.every(file => file.document?.nested)
   let compared = 0
   for (const { name, document, stored } of files) {
     await about(name, async () => {
-      const { digest, nested } = document ?? {}
-      const hashed = whole || verify && nested && digest
+      const { digest, nested = new Map() } = document ?? {}
+      const hashed = verify && document?.nested && digest
       const lines = new Map()
-      for (const [name, tensor] of decode(nested ?? new Map(), stored)) {
+      for (const [name, tensor] of decode(nested, stored)) {
         take(name, tensor)
-        if (hashed) lines.set(name, lineOf(kernels, name, tensor, Boolean(nested?.has(name))))
+        if (together || hashed) lines.set(name, lineOf(kernels, name, tensor, nested.has(name)))
       }
-      if (hashed && checkDigest(fields.level, lines, digest)) compared++
+      if (hashed) compared++, checkDigest(fields.level, lines, digest)
       for (const [name, line] of lines) all.set(name, line)
     })
   }
-  if (whole && checkDigest(fields.level, all, whole)) compared++
-  return compared
+  if (together) compared++, checkDigest(fields.level, all, whole)
+  return { files, fields, compared }
 }
+
+/**
+ * The level document of a file with all checks that need no data; nothing for a plain checkpoint.
+ * @param {Header} header
+ * @returns {LevelDocument | undefined}
+ */
+function readDocument({ metadata, tensors }) {
+  if (metadata.has('elsa')) fail(CODE, 'an ELSA file')
+  const document = metadata.get('elsa_level')
+  if (document === undefined) return undefined
+  const map = parseJson(document, 'level document')
+  const fields = readLevel(map, CODE)
+  const { layout } = fields
+  /** @type {Map<string, any> | undefined} */
+  const listed = readFields(map, CODE, { tensors: layout === 'dense' ? optional(OBJECT) : OBJECT }).tensors
+  const expected = new Set()
+  for (const [name, tensor] of mapOf(listed ?? new Map(), CODE, OBJECT)) {
+    const nested = readFields(tensor, CODE, { dtype: text(/^(F32|BF16|F16|F64)$/), shape: listOf(integer(0)) })
+    const { dtype, shape } = nested
+    checkReserved(name, CODE)
+    if (countBits(shape, BigInt(bitsOf(dtype))) === undefined) fail(CODE, 'too large:', name)
+    if (layout !== 'dense' && tensors.has(name)) fail(CODE, 'stored as such and in parts:', name)
+    const parts = partsOf({ name, dtype, shape }, layout, BigInt(tensors.get(`__elsa__.values.${name}`)?.shape[0] ?? 0))
+    for (const part of parts) {
+      const found = tensors.get(part.name)
+      expect(CODE, part.name, found && typeOf(found), typeOf(part))
+      expected.add(part.name)
+    }
+    listed?.set(name, { dtype, shape, parts: parts.map(({ name }) => name) })
+  }
+  for (const name of tensors.keys()) if (!expected.has(name)) checkReserved(name, CODE)
+  return { ...fields, nested: listed }
+}
+
+/**
+ * @param {Map<string, any>} map
+ * @param {ErrorCode} code
+ * @returns {LevelFields}
+ */
+function readLevel(map, code) {
+  checkVersion(map, code)
+  return /** @type {LevelFields} */ (readFields(map, code, {
+    level: integer(1, 255),
+    name: NAME,
+    layout: LAYOUT,
+    digest: optional(DIGEST),
+  }))
+}
+
+/**
+ * What files say of their level; shards are compared (§10.3).
+ * @param {LevelFile[]} files
+ * @param {Map<string, any>} [metadata] of the index
+ * @returns {{files: LevelFile[], fields: LevelFields, whole?: string}} and the digest of all files together
+ */
+function joinLevel(files, metadata) {
+  const code = 'InvalidIndex'
+  /** @type {Map<string, any> | undefined} */
+  const stated = metadata && readFields(metadata, code, { elsa_level: optional(OBJECT) }).elsa_level
+  const fields = stated && readLevel(stated, code)
+  /** @type {LevelDocument} */
+  const known = fields ?? files.find(file => file.document)?.document ?? fail('NotElsa', 'no level document')
+  const { nested, ...level } = known
+  if (!metadata) return { files, fields: level }
+  for (const { name, document, header } of files) {
+    expect(code, name, describe(document), describe(known))
+    for (const { document } of files) {
+      // The index has every stored name once; one that is stored in parts must not be stored as such too.
+      for (const [tensor, { parts }] of document?.nested ?? []) {
+        if (parts.length > 1 && header.tensors.has(tensor)) fail(code, 'in two shards:', tensor)
+      }
+    }
+  }
+  const digest = fields?.digest
+  return { files, fields: { ...level, digest }, whole: digest }
+}
+
+/** @param {LevelFields | undefined} document */
+const describe = document => document && JSON.stringify([document.level, document.name, document.layout])
 
 /**
  * The tensors of a file, one after the other; the parts of nested ones against ELSA-R-070, 073 and 092.
@@ -154,72 +172,64 @@ async function decodeAll(files, fields, verify, take) {
  */
 function* decode(nested, stored) {
   const used = new Set()
-  for (const [name, { dtype, shape, elements, parts }] of nested) {
-    if (!parts.length) continue
+  for (const [name, { dtype, shape, parts }] of nested) {
+    if (parts.length < 2) continue
     for (const part of parts) used.add(part)
-    const bytes = allocate(Number(elements) * FLOATS[dtype].width)
     const [first, second, third] = parts.map(part => /** @type {Tensor} */ (stored.get(part)).data)
-    const words = wordsOf(bytes, dtype)
-    const values = wordsOf(bytesOf(third ?? second), dtype)
-    if (!values.every(Boolean)) fail(CODE, `tensor ${show(name)} has a zero among its values`)
-    if (third) decodeCsr(name, shape, first, second, words, values)
-    else decodeBitmask(name, bytesOf(first), words, values)
+    const [rows, columns] = matrixOf(shape).map(Number)
+    const bits = bitsOf(dtype)
+    const bytes = allocate(rows * columns * bits / 8)
+    const words = wordsOf(bits, bytes.buffer)
+    const values = wordsOf(bits, (third ?? second).buffer)
+    if (!values.every(Boolean)) fail(CODE, 'a zero among the values of', name)
+    let found = 0
+    /** @param {number} place */
+    const put = place => {
+      if (found < values.length) words[place] = values[found]
+      found++
+    }
+    if (third) putRows(name, columns, first, second, put)
+    else putBits(name, words.length, bytesOf(first), put)
+    expect(CODE, `values of ${name}`, values.length, found)
     yield [name, makeTensor({ dtype, shape }, bytes)]
   }
   for (const [name, tensor] of stored) if (!used.has(name)) yield [name, tensor]
 }
 
 /**
- * @param {Uint8Array} bytes
- * @param {string} dtype
- * @returns {any} an array of unsigned words
- */
-function wordsOf({ buffer }, dtype) {
-  const { width } = FLOATS[dtype]
-  return new (width === 2 ? Uint16Array : width === 4 ? Uint32Array : BigUint64Array)(/** @type {ArrayBuffer} */ (buffer))
-}
-
-/**
  * @param {string} name
+ * @param {number} elements
  * @param {Uint8Array} bitmask
- * @param {any} words
- * @param {any} values
+ * @param {(place: number) => void} put
  */
-function decodeBitmask(name, bitmask, words, values) {
-  let found = 0
+function putBits(name, elements, bitmask, put) {
   for (let i = 0; i < bitmask.length; i++) {
     for (let bits = bitmask[i], j = 8 * i; bits; bits >>= 1, j++) {
-      if (!(bits & 1)) continue
-      if (j >= words.length) fail(CODE, `the bitmask of ${show(name)} has bits behind its end`)
-      if (found < values.length) words[j] = values[found]
-      found++
+      if (bits & 1) put(j)
     }
   }
-  if (found !== values.length) fail(CODE, `the bitmask of ${show(name)} has ${found} bits set, expected ${values.length}`)
+  if (bitmask[bitmask.length - 1] >> (elements & 7 || 8)) fail(CODE, 'bits behind the end of', name)
 }
 
 /**
  * @param {string} name
- * @param {number[]} shape
- * @param {TypedArray} pointers
- * @param {TypedArray} indices
- * @param {any} words
- * @param {any} values
+ * @param {number} columns
+ * @param {any} pointers
+ * @param {any} indices
+ * @param {(place: number) => void} put
  */
-function decodeCsr(name, shape, pointers, indices, words, values) {
-  const columns = Number(matrixOf(shape)[1])
+function putRows(name, columns, pointers, indices, put) {
   let end = 0
   for (let row = 0; row < pointers.length; row++) {
     // Row −1 has no elements, and ends where row 0 begins.
     let begin = end
     end = Number(pointers[row])
-    if (end < begin || end > (row ? values.length : 0)) fail(CODE, `indptr of ${show(name)} has ${end} after ${begin}`)
+    if (end < begin || end > (row ? indices.length : 0)) fail(CODE, 'the indptr of', name)
     for (let last = -1; begin < end; begin++) {
       const column = Number(indices[begin])
-      if (column <= last || column >= columns) fail(CODE, `row ${row - 1} of ${show(name)} has the column ${column} after ${last}`)
-      words[(row - 1) * columns + column] = values[begin]
+      if (column <= last || column >= columns) fail(CODE, 'the indices of', name)
+      put((row - 1) * columns + column)
       last = column
     }
   }
-  if (end < values.length) fail(CODE, `indptr of ${show(name)} ends with ${end}, expected ${values.length}`)
 }

@@ -1,12 +1,15 @@
-import { allocate, makeTensor, masker, readData } from './data.js'
-import { about, fail } from './errors.js'
+import { allocate, collect, readData } from './data.js'
+import { bitsOf } from './dtypes.js'
+import { fail } from './errors.js'
 import { makeKernels } from './kernels.js'
-import { openNetwork } from './network.js'
+import { withNetwork } from './network.js'
 import { chooseLevel, isReserved, storedName } from './profile.js'
 
 /** @import { Tensor, Visitor } from './data.js' */
+/** @import { ReadOptions } from './files.js' */
 /** @import { Entry, Header } from './header.js' */
-/** @import { Network, ReadOptions } from './network.js' */
+/** @import { Kernels } from './kernels.js' */
+/** @import { Network, Part } from './network.js' */
 /** @import { LevelChoice, Profile } from './profile.js' */
 /** @import { Source } from './source.js' */
 
@@ -21,10 +24,8 @@ import { chooseLevel, isReserved, storedName } from './profile.js'
  * @param {ReadOptions} [options]
  * @returns {Promise<{profile: Profile, metadata: Map<string, string>, tensors: Map<string, {dtype: string, shape: number[], size: number}>}>}
  */
-export async function inspect(source, options = {}) {
-  const { profile, metadata, parts } = await openNetwork(source, options)
-  await closeAll(parts)
-  return { profile, metadata, tensors: describe(parts) }
+export function inspect(source, options = {}) {
+  return withNetwork(source, options, async ({ profile, metadata, parts }) => ({ profile, metadata, tensors: describe(parts) }))
 }
 
 /**
@@ -37,26 +38,31 @@ export function describe(parts) {
     .map(({ name, dtype, shape, size }) => [name, { dtype, shape: /** @type {number[]} */ (shape), size }]))
 }
 
-/** @param {Network['parts']} parts */
-async function closeAll(parts) {
-  for (const part of parts) await (await part.data()).close()
-}
-
 /**
  * The tensors of one level.
  * @param {Source} source
  * @param {LoadOptions} options
  * @returns {Promise<{level: number | 'dense', profile: Profile, metadata: Map<string, string>, tensors: Map<string, Tensor>}>}
  */
-export async function load(source, options) {
-  const { profile, metadata, parts } = await openNetwork(source, options)
-  const tensors = new Map()
-  const level = await readLevel(parts, profile, options, (entry, name) => {
-    const target = allocate(entry.size)
-    tensors.set(name, makeTensor(entry, target))
-    return (piece, at) => target.set(piece, at)
+export function load(source, options) {
+  return withNetwork(source, options, async network => {
+    const { profile, metadata } = network
+    return { profile, metadata, ...await loadTensors(network, options) }
   })
-  return { level, profile, metadata, tensors }
+}
+
+/**
+ * @template {Part} P
+ * @param {Network<P>} network
+ * @param {LoadOptions} options
+ * @param {(part: P, stored: string) => Uint8Array | undefined | false} [memory] that is to be used
+ * @returns {Promise<{level: number | 'dense', tensors: Map<string, Tensor>}>}
+ */
+export async function loadTensors(network, options, memory) {
+  const tensors = new Map()
+  const level = await readLevel(network, options, (entry, name, part) =>
+    collect(entry, tensor => tensors.set(name, tensor), memory?.(part, entry.name) || undefined))
+  return { level, tensors }
 }
 
 /**
@@ -66,15 +72,18 @@ export async function load(source, options) {
  * @param {LoadOptions} options
  * @returns {Promise<Uint8Array<ArrayBuffer>>}
  */
-export async function loadImage(source, options) {
-  const { profile, parts } = await openNetwork(source, options)
-  const [{ header: { bytes, size, tensors } }] = parts
-  if (parts.length > 1) fail('InvalidOption', 'an image is of one file, not of shards')
-  const start = 8 + bytes.length
+export function loadImage(source, options) {
+  return withNetwork(source, options, network => makeImage(network, options))
+}
+
+/** @param {Network} network @param {LoadOptions} options */
+export async function makeImage(network, options) {
+  const { header: { text, size, tensors } } = onlyOne(network.parts)
+  const start = 8 + text.length
   const image = allocate(start + size)
-  new DataView(image.buffer).setUint32(0, bytes.length, true)
-  image.set(bytes, 8)
-  await readLevel(parts, profile, options, (entry, name) => {
+  new DataView(image.buffer).setUint32(0, text.length, true)
+  image.set(text, 8)
+  await readLevel(network, options, (entry, name) => {
     // A variant is wanted in the place of its plain name.
     const { begin } = tensors.get(name) ?? entry
     return (piece, at) => image.set(piece, start + begin + at)
@@ -83,34 +92,53 @@ export async function loadImage(source, options) {
 }
 
 /**
+ * The file of what can be had of one file only.
+ * @template T
+ * @param {T[]} files
+ * @returns {T}
+ */
+export function onlyOne([file, ...others]) {
+  if (others.length) fail('InvalidOption', 'shards, expected one file')
+  return file
+}
+
+/**
  * Read all data of a network, and hand out what a level has of it.
- * @param {Network['parts']} parts
- * @param {Profile} whole
+ * @template {Part} P
+ * @param {Network<P>} network
  * @param {LoadOptions} options
- * @param {(entry: Entry, name: string) => Visitor} take gets the stored tensor, its name in the level, and then the pieces
+ * @param {(entry: Entry, name: string, part: P) => Visitor} take gets the stored tensor, its name in the level, and then the pieces
  * @returns {Promise<number | 'dense'>}
  */
-async function readLevel(parts, whole, { level: choice, verify = true }, take) {
-  /** @type {number | 'dense'} */
-  let level
-  try {
-    level = chooseLevel(whole, choice)
-  } catch (error) {
-    await closeAll(parts)
-    throw error
-  }
+async function readLevel({ profile: whole, parts }, { level: choice, verify = true }, take) {
+  const level = chooseLevel(whole, choice)
   const kernels = makeKernels()
-  for (const { name, header, profile, data } of parts) {
+  for (const part of parts) {
+    const { header, profile } = part
     const wanted = wantedNames(header, profile, level)
-    await about(name, async () => readData(await data(), header, kernels, verify ? profile.checksums : undefined, entry => {
+    await readData(part, kernels, verify && profile.checksums, entry => {
       const name = wanted.get(entry.name)
-      if (name === undefined) return undefined
-      const visitor = take(entry, name)
-      const mask = masker(kernels, profile, entry, level)
-      return mask ? (piece, at) => (mask(piece), visitor(piece, at)) : visitor
-    }))
+      return name === undefined ? undefined : masked(kernels, profile, entry, part.exact ? 'dense' : level, take(entry, name, part))
+    })
   }
   return level
+}
+
+/**
+ * A visitor that gets the level of a nested tensor (elsa-1.0.md §4.2).
+ * @param {Kernels} kernels
+ * @param {Profile} profile
+ * @param {Entry} entry
+ * @param {number | 'dense'} level
+ * @param {Visitor} visitor
+ * @returns {Visitor}
+ */
+export function masked({ mask }, { bits, nested }, { name, dtype }, level, visitor) {
+  if (level === 'dense' || !nested.has(name)) return visitor
+  return (piece, at) => {
+    mask(bitsOf(dtype) / 8, piece.length, 2 ** bits - 1, level)
+    return visitor(piece, at)
+  }
 }
 
 /**

@@ -1,77 +1,79 @@
 import { checkSize } from './data.js'
-import { about } from './errors.js'
+import { about, expect } from './errors.js'
+import { closeAll, nameOf, openFiles } from './files.js'
 import { readHeader } from './header.js'
-import { ownMetadata, readProfile } from './profile.js'
-import { openShards } from './shards.js'
-import { isIndex, nameOf, openBytes } from './source.js'
+import { checkSums, ownMetadata, readProfile } from './profile.js'
 
+/** @import { Opened, ReadOptions } from './files.js' */
 /** @import { Header } from './header.js' */
 /** @import { Profile } from './profile.js' */
-/** @import { Bytes, Files, Source } from './source.js' */
+/** @import { Bytes, Source } from './source.js' */
 
 /**
- * @typedef {object} ReadOptions
- * @property {AbortSignal} [signal]
- * @property {(loaded: number, total?: number) => void} [onProgress] of the file, or shard, that is being read
- * @property {Files} [files] the shards of an index by their names; a URL that ends in .index.json finds its own
- */
-
-/**
- * One file of a network, its header read.
- * @typedef {object} Part
- * @property {string} name
- * @property {Header} header
- * @property {Profile} profile
- * @property {() => Promise<Bytes>} data its bytes, from the data section on; once
+ * One file of a network, its header read; `exact` if it has no word that is not of the level wanted.
+ * @typedef {Opened & {profile: Profile, exact?: boolean}} Part
  */
 
 /**
  * An ELSA file, or all shards of one.
- * @typedef {{profile: Profile, metadata: Map<string, string>, parts: Part[]}} Network
+ * @template {{header: Header, profile: Profile}} [P=Part]
+ * @typedef {{profile: Profile, metadata: Map<string, string>, parts: P[]}} Network
  */
 
 /**
- * @param {Source} source
- * @param {ReadOptions} options
- * @returns {Promise<Network>}
- */
-export async function openNetwork(source, options) {
-  if (isIndex(source, options)) return openShards(source, options, openPart)
-  const part = await openPart(source, nameOf(source), options)
-  return { profile: part.profile, metadata: ownMetadata([part.header]), parts: [part] }
-}
-
-/**
- * @param {Source} source
- * @param {string} name
- * @param {ReadOptions} options
- * @returns {Promise<Part>}
- */
-function openPart(source, name, options) {
-  return openFile(source, name, options, async (header, bytes) =>
-    ({ name, header, profile: readProfile(header), data: async () => bytes }))
-}
-
-/**
- * Read the header of a file, and what it says.
+ * Open a network, and close it when it was used.
  * @template T
  * @param {Source} source
- * @param {string} name
  * @param {ReadOptions} options
- * @param {(header: Header, bytes: Bytes) => Promise<T>} read
+ * @param {(network: Network) => Promise<T>} use
  * @returns {Promise<T>}
  */
-export function openFile(source, name, options, read) {
-  return about(name, async () => {
-    const bytes = await openBytes(source, options)
-    try {
-      const header = await readHeader(bytes)
-      const result = await read(header, bytes)
-      if (bytes.size !== undefined) checkSize(header, bytes.size - 8 - header.bytes.length)
-      return result
-    } catch (error) {
-      await bytes.close()
-      throw error
-    }
-  })
+export async function withNetwork(source, options, use) {
+  const network = await openFiles(source, options, bytes => readFile(bytes, readProfile, 'profile'), joinParts)
+  try {
+    return await about(nameOf(source), () => use(network))
+  } finally {
+    await closeAll(network.parts)
+  }
+}
+
+/**
+ * The header of a file, and what it says.
+ * @template {string} K
+ * @template T
+ * @param {Bytes} bytes
+ * @param {(header: Header) => T} read
+ * @param {K} key what to call that
+ * @returns {Promise<{header: Header} & Record<K, T>>}
+ */
+export async function readFile(bytes, read, key) {
+  const header = await readHeader(bytes)
+  const said = read(header)
+  if (bytes.size !== undefined) checkSize(header, bytes.size - 8 - header.text.length)
+  return /** @type {any} */ ({ header, [key]: said })
+}
+
+/**
+ * What the files of a network say of it; shards are compared (elsa-1.0.md §10.2).
+ * @template {{header: Header, profile: Profile}} P
+ * @param {P[]} files
+ * @param {unknown} [index] nothing for a file by itself
+ * @returns {Network<P>}
+ */
+export function joinParts(files, index) {
+  const number = (/** @type {P} */ { profile: { shard } }) => shard?.number ?? 0
+  const parts = [...files].sort((a, b) => number(a) - number(b))
+  const [{ profile: first }] = parts
+  const metadata = ownMetadata(parts.map(({ header }) => header))
+  if (!index) return { profile: first, metadata, parts }
+  const code = 'InvalidIndex'
+  /** @param {'nested' | 'perLevel' | 'checksums'} key @returns {any[]} */
+  const all = key => parts.flatMap(({ profile }) => [...profile[key]])
+  const profile = { ...first, nested: new Map(all('nested')), perLevel: new Set(all('perLevel')), checksums: new Map(all('checksums')), shard: undefined }
+  for (const [i, { profile: { bits, levels, shard } }] of parts.entries()) {
+    expect(code, 'shard', `${shard?.number} of ${shard?.of}`, `${i + 1} of ${parts.length}`)
+    expect(code, `levels of shard ${i + 1}`, JSON.stringify([bits, levels]), JSON.stringify([first.bits, first.levels]))
+  }
+  checkSums(profile)
+  return { profile, metadata, parts }
 }

@@ -1,9 +1,11 @@
-import { CHECKSUM, DIGEST, NAME, NUMBER, OBJECT, TEXT, arrayOf, checkHeader, checkVersion, fieldsOf, integer, mapOf, text } from './document.js'
-import { FLOATS } from './dtypes.js'
-import { fail, show } from './errors.js'
+import { CHECKSUM, DIGEST, NAME, NUMBER, OBJECT, TEXT, checkHeader, checkVersion, integer, listOf, mapOf, optional, readFields, text } from './document.js'
+import { MANTISSA } from './dtypes.js'
+import { expect, fail } from './errors.js'
+import { typeOf } from './header.js'
 import { parseJson } from './json.js'
 import { compareText } from './written.js'
 
+/** @import { ErrorCode } from './errors.js' */
 /** @import { Entry, Header } from './header.js' */
 
 /**
@@ -36,6 +38,11 @@ const CODE = 'InvalidProfile'
 /** @param {string} name */
 export const isReserved = name => name.startsWith(RESERVED)
 
+/** Refuse a name that is the format's own. @param {string} name @param {ErrorCode} code */
+export function checkReserved(name, code) {
+  if (isReserved(name)) fail(code, 'a reserved name:', name)
+}
+
 /**
  * The stored name of a tensor at a level.
  * @param {Profile} profile
@@ -67,10 +74,7 @@ export function chooseLevel(profile, choice) {
   const wanted = typeof choice === 'function' ? choice(profile) : choice
   if (wanted === 'dense') return wanted
   const [found, other] = profile.levels.filter(({ level, name }) => level === wanted || name === wanted)
-  if (!found || other) {
-    const known = profile.levels.map(({ level, name }) => `${level} (${show(name)})`)
-    fail('NoSuchLevel', `level ${show(wanted)}, expected one of ${known.join(', ')}, or "dense"`)
-  }
+  if (!found || other) fail('NoSuchLevel', `expected 1…${profile.levels.length}, a name or "dense", not`, wanted)
   return found.level
 }
 
@@ -80,12 +84,41 @@ export function chooseLevel(profile, choice) {
  * @returns {Profile}
  */
 export function readProfile(header) {
-  const document = header.metadata.get('elsa')
-  if (document === undefined) fail('NotElsa', 'a safetensors file without an ELSA profile')
+  const document = header.metadata.get('elsa') ?? fail('NotElsa', 'no ELSA profile')
   const map = parseJson(document, 'profile')
   const version = checkVersion(map, CODE)
-  checkHeader(header.bytes, fieldsOf(map, CODE)('header', CHECKSUM, undefined))
-  const profile = { version, ...readFields(map) }
+  checkHeader(header.text, readFields(map, CODE, { header: optional(CHECKSUM) }).header)
+  const fields = readFields(map, CODE, {
+    bits: integer(1, 8),
+    levels: listOf(OBJECT, 1, 2 ** map.get('bits') - 1),
+    dense: optional(OBJECT, new Map()),
+    nested: OBJECT,
+    per_level: optional(listOf(TEXT), []),
+    checksums: optional(OBJECT, new Map()),
+    shard: optional(OBJECT),
+  })
+  /** @type {Level[]} */
+  const levels = fields.levels.map(readLevel)
+  /** @type {string[]} */
+  const perLevel = fields.per_level
+  const profile = {
+    version,
+    bits: fields.bits,
+    levels,
+    dense: { metrics: readMetrics(fields.dense) },
+    nested: mapOf(fields.nested, CODE, listOf(integer(0), levels.length, levels.length)),
+    perLevel: new Set(perLevel),
+    checksums: mapOf(fields.checksums, CODE, CHECKSUM),
+    shard: fields.shard && readFields(fields.shard, CODE, { of: integer(1), number: integer(1, fields.shard.get('of')) }),
+  }
+  for (const [name, counts] of profile.nested) {
+    for (const [t, count] of counts.entries()) if (count < counts[t - 1]) fail(CODE, 'falling counts of', name)
+  }
+  for (const [i, name] of perLevel.entries()) {
+    if (i && compareText(perLevel[i - 1], name) >= 0) fail(CODE, 'per_level is not sorted at', name)
+    if (profile.nested.has(name)) fail(CODE, 'nested and in per_level:', name)
+  }
+  for (const name of [...profile.nested.keys(), ...perLevel]) checkReserved(name, CODE)
   checkTensors(profile, header)
   checkSums(profile)
   return profile
@@ -93,71 +126,27 @@ export function readProfile(header) {
 
 /**
  * @param {Map<string, any>} map
- * @returns {Omit<Profile, 'version'>}
- */
-function readFields(map) {
-  const get = fieldsOf(map, CODE)
-  const bits = get('bits', integer(1, 8))
-  const levels = get('levels', arrayOf(OBJECT, 1, 2 ** bits - 1)).map(readLevel)
-  const dense = get('dense', OBJECT, new Map())
-  const nested = mapOf(get('nested', OBJECT), arrayOf(integer(0), levels.length, levels.length), CODE)
-  for (const [name, counts] of nested) {
-    for (let t = 1; t < counts.length; t++) {
-      if (counts[t] < counts[t - 1]) fail(CODE, `the counts of ${show(name)} decrease at level ${t + 1}`)
-    }
-  }
-  const perLevel = get('per_level', arrayOf(TEXT), [])
-  for (const [i, name] of perLevel.entries()) {
-    if (i && compareText(perLevel[i - 1], name) >= 0) fail(CODE, `per_level is not sorted at ${show(name)}`)
-    if (nested.has(name)) fail(CODE, `${show(name)} is nested and in per_level`)
-  }
-  for (const name of [...nested.keys(), ...perLevel]) if (isReserved(name)) fail(CODE, `the name ${show(name)} is reserved`)
-  const checksums = mapOf(get('checksums', OBJECT, new Map()), CHECKSUM, CODE)
-  const shard = get('shard', OBJECT, undefined)
-  return {
-    bits,
-    levels,
-    dense: { metrics: readMetrics(dense) },
-    nested,
-    perLevel: new Set(perLevel),
-    checksums,
-    shard: shard && readShard(shard),
-  }
-}
-
-/** @param {Map<string, any>} map */
-function readShard(map) {
-  const get = fieldsOf(map, CODE)
-  const of = get('of', integer(1))
-  return { number: get('number', integer(1, of)), of }
-}
-
-/**
- * @param {Map<string, any>} map
  * @returns {Record<string, number>}
  */
 function readMetrics(map) {
-  const metrics = mapOf(fieldsOf(map, CODE)('metrics', OBJECT, new Map()), NUMBER, CODE)
-  return Object.fromEntries([...metrics].sort().map(([key, value]) => [key, Number(value)]))
+  const { metrics } = readFields(map, CODE, { metrics: optional(OBJECT, new Map()) })
+  return Object.fromEntries([...mapOf(metrics, CODE, NUMBER)].sort().map(([key, value]) => [key, Number(value)]))
 }
 
 /**
  * @param {Map<string, any>} map
  * @param {number} index
- * @returns {Level}
+ * @returns {any}
  */
 function readLevel(map, index) {
-  const get = fieldsOf(map, CODE)
-  const target = get('target', ['a number 0…1', value => NUMBER[1](value) && value >= 0 && value <= 1], undefined)
-  return {
-    level: index + 1,
-    name: get('name', NAME),
-    nonzero: get('nonzero', integer(0)),
-    target: target && Number(target),
-    pattern: get('pattern', text('N:M', /^[1-9][0-9]*:[1-9][0-9]*$/), undefined),
-    digest: get('digest', DIGEST, undefined),
-    metrics: readMetrics(map),
-  }
+  const fields = readFields(map, CODE, {
+    name: NAME,
+    nonzero: integer(0),
+    target: optional(['0…1', value => NUMBER[1](value) && value >= 0 && value <= 1]),
+    pattern: optional(text(/^[1-9][0-9]*:[1-9][0-9]*$/)),
+    digest: optional(DIGEST),
+  })
+  return { level: index + 1, ...fields, target: fields.target && Number(fields.target), metrics: readMetrics(map) }
 }
 
 /**
@@ -169,30 +158,28 @@ function checkTensors(profile, { tensors, order }) {
   const code = 'ProfileMismatch'
   const { bits, levels, nested, perLevel, checksums } = profile
   for (const name of [...nested.keys(), ...perLevel, ...checksums.keys()]) {
-    if (!tensors.has(name)) fail(code, `tensor ${show(name)} of the profile is missing`)
+    if (!tensors.has(name)) fail(code, 'no tensor', name)
   }
   for (const [name, counts] of nested) {
     const { dtype, elements } = /** @type {Entry} */ (tensors.get(name))
-    if (!(bits <= FLOATS[dtype]?.mantissa)) fail(code, `tensor ${show(name)} is ${dtype}: no room for counters of ${bits} bits`)
+    if (!(bits <= MANTISSA[dtype])) fail(code, `no room for counters of ${bits} bits:`, name)
     const most = counts[counts.length - 1]
-    if (most > elements) fail(code, `tensor ${show(name)} keeps ${most} of ${elements} weights`)
+    if (most > elements) fail(code, `more than ${elements} weights kept of`, name)
   }
   const variants = new Set()
   for (const name of perLevel) {
-    const { dtype, shape } = /** @type {Entry} */ (tensors.get(name))
+    const tensor = /** @type {Entry} */ (tensors.get(name))
     for (const { level } of levels) {
       const variant = tensors.get(storedName(profile, name, level))
-      if (variant?.dtype !== dtype || String(variant.shape) !== String(shape)) {
-        fail(code, `level ${level} has no variant of ${show(name)} that is ${dtype} [${shape}]`)
-      }
+      expect(code, `variant ${level} of ${name}`, variant && typeOf(variant), typeOf(tensor))
       variants.add(variant)
     }
   }
   let others = false
   for (const tensor of order) {
     const isVariant = variants.has(tensor)
-    if (isReserved(tensor.name) && !isVariant) fail(code, `the name ${show(tensor.name)} is reserved`)
-    if (isVariant && tensor.size && others) fail(code, `the variant ${show(tensor.name)} is behind other tensors`)
+    if (!isVariant) checkReserved(tensor.name, code)
+    if (isVariant && tensor.size && others) fail(code, 'a variant behind other tensors:', tensor.name)
     others ||= !isVariant && tensor.size > 0
   }
 }
@@ -203,7 +190,7 @@ export function checkSums({ levels, nested, shard }) {
     let sum = 0n
     for (const counts of nested.values()) sum += BigInt(counts[level - 1])
     if (shard ? sum > BigInt(nonzero) : sum !== BigInt(nonzero)) {
-      fail('CountMismatch', `level ${level} keeps ${sum} weights, expected ${nonzero}`)
+      fail('CountMismatch', `level ${level} keeps ${sum} weights, expected`, nonzero)
     }
   }
 }

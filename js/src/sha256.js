@@ -9,6 +9,9 @@ for (let prime = 2, found = 0; found < 64; prime++) {
   K[found++] = Math.cbrt(prime) % 1 * 2 ** 32
 }
 
+/** @param {number} x @param {number} n */
+const rotate = (x, n) => x >>> n | x << 32 - n
+
 /**
  * SHA-256 of bytes that come in pieces.
  * @typedef {{update: (bytes: Uint8Array) => unknown, hex: () => string}} Hash `hex` gives the hash; no more can be added
@@ -23,19 +26,14 @@ export function plainSha256() {
 
   /** @param {DataView} view of 64 bytes */
   function rounds(view) {
-    for (let i = 0; i < 64; i++) {
-      if (i < 16) words[i] = view.getInt32(4 * i)
-      else {
-        const x = words[i - 15]
-        const y = words[i - 2]
-        words[i] = words[i - 16] + words[i - 7] + ((x >>> 7 | x << 25) ^ (x >>> 18 | x << 14) ^ x >>> 3) +
-          ((y >>> 17 | y << 15) ^ (y >>> 19 | y << 13) ^ y >>> 10)
-      }
-    }
     let [a, b, c, d, e, f, g, h] = state
     for (let i = 0; i < 64; i++) {
-      const first = h + ((e >>> 6 | e << 26) ^ (e >>> 11 | e << 21) ^ (e >>> 25 | e << 7)) + (e & f ^ ~e & g) + K[i] + words[i] | 0
-      const second = ((a >>> 2 | a << 30) ^ (a >>> 13 | a << 19) ^ (a >>> 22 | a << 10)) + (a & b ^ a & c ^ b & c)
+      const x = words[i - 15]
+      const y = words[i - 2]
+      words[i] = i < 16 ? view.getInt32(4 * i)
+        : words[i - 16] + words[i - 7] + (rotate(x, 7) ^ rotate(x, 18) ^ x >>> 3) + (rotate(y, 17) ^ rotate(y, 19) ^ y >>> 10)
+      const first = h + (rotate(e, 6) ^ rotate(e, 11) ^ rotate(e, 25)) + (e & f ^ ~e & g) + K[i] + words[i] | 0
+      const second = (rotate(a, 2) ^ rotate(a, 13) ^ rotate(a, 22)) + (a & b ^ a & c ^ b & c)
       h = g
       g = f
       f = e

@@ -1,4 +1,4 @@
-import { BLOCK, SPREAD } from './kernels.js'
+import { BLOCK } from './kernels.js'
 
 /** @import { Kernels } from './kernels.js' */
 
@@ -17,7 +17,7 @@ const end = ({ block }, bytes) => (block.fill(0, bytes, bytes + 64), bytes)
  */
 export function check(kernels, width, bytes, low, levels, exponent) {
   const { block: { buffer }, wasm } = kernels
-  if (wasm) return wasm.check(end(kernels, bytes), low, levels, SPREAD[width], exponent, width - 2)
+  if (wasm) return wasm.check(width, end(kernels, bytes), low, levels, exponent)
   const halves = new Uint16Array(buffer, BLOCK, bytes / 2)
   const step = width / 2
   let found = 0
@@ -29,20 +29,23 @@ export function check(kernels, width, bytes, low, levels, exponent) {
 }
 
 /**
- * Put the words of the block that are not zero to `values`, and a bit for each word to `bits`.
+ * The words of the block that are not zero, one after the other, and a bit for each word.
  * @param {Kernels} kernels
  * @param {number} width
  * @param {number} bytes
- * @returns {number} the bytes of the values
+ * @returns {[bits: Uint8Array, values: Uint8Array]}
  */
 export function compact(kernels, width, bytes) {
   const { bits, values, wasm } = kernels
-  if (wasm) return wasm.compact(end(kernels, bytes), width)
+  return [bits.subarray(0, Math.ceil(bytes / width / 8)), values.subarray(0, wasm ? wasm.compact(width, end(kernels, bytes)) : plain(kernels, width, bytes))]
+}
+
+/** @param {Kernels} kernels @param {number} width @param {number} bytes @returns {number} the bytes of the values */
+function plain({ bits, values: { buffer, byteOffset } }, width, bytes) {
   const Words = width === 2 ? Uint16Array : Uint32Array
   const step = width === 8 ? 2 : 1
-  const buffer = /** @type {ArrayBuffer} */ (values.buffer)
-  const words = new Words(buffer, BLOCK, bytes / width * step)
-  const kept = new Words(buffer, values.byteOffset)
+  const words = new Words(/** @type {ArrayBuffer} */ (buffer), BLOCK, bytes / width * step)
+  const kept = new Words(/** @type {ArrayBuffer} */ (buffer), byteOffset)
   let count = 0
   bits.fill(0)
   for (let i = 0, at = 0; at < words.length; i++, at += step) {

@@ -1,4 +1,4 @@
-import { fail } from './errors.js'
+import { ElsaError, fail } from './errors.js'
 
 /**
  * Where bytes come from. A string is a URL.
@@ -7,50 +7,43 @@ import { fail } from './errors.js'
  */
 
 /**
- * The file of a name that stands beside the index; nothing if there is none. It is asked for more than once.
- * @typedef {(name: string) => Source | undefined | Promise<Source | undefined>} Files
+ * @typedef {object} BytesOptions
+ * @property {AbortSignal} [signal]
+ * @property {(loaded: number, total?: number) => void} [onProgress]
+ * @property {Blob} [have] the first bytes of the file, if the device has them already
+ * @property {string | null} [etag] the version of the file that `have` is of
+ * @property {(bytes: Uint8Array, position: number) => unknown} [save] gets what arrives beyond `have`, in order
  */
 
-/** @typedef {{signal?: AbortSignal, onProgress?: (loaded: number, total?: number) => void}} BytesOptions */
+const CODE = 'RemoteError'
+const TRIES = 3
+const NONE = /** @type {Uint8Array} */ (new Uint8Array(0))
 
-/** @param {Source} source @returns {source is string | URL} */
+/** @param {unknown} source @returns {source is string | URL} */
 export const isUrl = source => typeof source === 'string' || source instanceof URL
 
-/**
- * What to call a source in messages.
- * @param {any} source
- * @returns {string}
- */
-export function nameOf(source) {
-  if (isUrl(source)) return String(source).replace(/[?#].*/s, '')
-  const name = source?.name ?? source?.url
-  return typeof name === 'string' ? name : ''
-}
-
-/**
- * Whether a source is the index of shards rather than a file.
- * @param {Source} source
- * @param {{files?: Files}} options
- */
-export function isIndex(source, { files }) {
-  return Boolean(files) || isUrl(source) && /\.index(\.[^./\\]+)*\.json$/.test(nameOf(source))
-}
-
-/** Bytes front to back, however many the source gives at a time. */
+/** Bytes front to back, however many the source gives at a time; from any place on, where the source allows. */
 export class Bytes {
   /**
-   * @param {AsyncIterator<Uint8Array> | Iterator<Uint8Array>} iterator
-   * @param {number} [size] of all bytes, where it is known
+   * @param {Source} source
    * @param {BytesOptions} [options]
    */
-  constructor(iterator, size, options = {}) {
-    this.iterator = iterator
-    this.size = size
+  constructor(source, options = {}) {
+    this.source = source
     this.options = options
+    /** The version of the file on the server. */
+    this.etag = options.etag || null
+    /** Of the whole file, where it is known. @type {number | undefined} */
+    this.size = source instanceof Blob ? source.size : /** @type {any} */ (source).byteLength
+    this.seekable = isUrl(source) || this.size !== undefined
+    /** Up to where bytes are asked for; of a stream all come. */
+    this.limit = Infinity
     /** How many bytes were taken. */
     this.at = 0
     /** What was read and not yet taken. */
-    this.rest = /** @type {Uint8Array} */ (new Uint8Array(0))
+    this.rest = NONE
+    /** @type {AsyncIterator<Uint8Array> | undefined} */
+    this.pieces = undefined
   }
 
   /** Have at least one byte, unless the source has ended. @returns {Promise<boolean>} */
@@ -58,11 +51,11 @@ export class Bytes {
     const { signal, onProgress } = this.options
     while (!this.rest.length) {
       signal?.throwIfAborted()
-      const { done, value } = await this.iterator.next()
+      this.pieces ??= this.open(this.at)
+      const { done, value } = await this.pieces.next()
       if (done) return false
-      if (!(value instanceof Uint8Array)) throw TypeError(`a source gave ${typeof value}, expected Uint8Array`)
       this.rest = value
-      onProgress?.(this.at + value.length, this.size)
+      onProgress?.(this.at + value.length, this.size ?? this.total)
     }
     return true
   }
@@ -75,11 +68,9 @@ export class Bytes {
   async fill(target) {
     let filled = 0
     while (filled < target.length && (this.rest.length || await this.more())) {
-      const piece = this.rest.subarray(0, target.length - filled)
+      const piece = this.next(target.length - filled)
       target.set(piece, filled)
       filled += piece.length
-      this.at += piece.length
-      this.rest = this.rest.subarray(piece.length)
     }
     return filled
   }
@@ -90,69 +81,117 @@ export class Bytes {
    * @returns {Promise<Uint8Array>}
    */
   async take(count) {
-    let bytes = new Uint8Array(Math.min(count, 1 << 16))
-    for (let size = 0; ;) {
-      size += await this.fill(bytes.subarray(size))
-      if (size < bytes.length || size === count) return bytes.subarray(0, size)
-      const longer = new Uint8Array(Math.min(count, 2 * size))
-      longer.set(bytes)
-      bytes = longer
+    const pieces = []
+    for (let piece; count && await this.more(); count -= piece.length) pieces.push((piece = this.next(count)).slice())
+    return new Uint8Array(await new Blob(pieces).arrayBuffer())
+  }
+
+  /** Of what was read, so many bytes at most. @param {number} most */
+  next(most) {
+    const piece = this.rest.subarray(0, most)
+    this.rest = this.rest.subarray(piece.length)
+    this.at += piece.length
+    return piece
+  }
+
+  /** Ask for bytes up to a place, if less was asked for. @param {number} end */
+  async reach(end) {
+    if (end <= this.limit) return
+    await this.close()
+    this.limit = end
+  }
+
+  /** Read on from an earlier place. A stream cannot, and is of no more use. @param {number} at */
+  async back(at) {
+    await this.close()
+    this.at = at
+    this.rest = NONE
+    if (!this.seekable) this.open = () => fail('Incomplete', 'a stream that broke off')
+  }
+
+  /** Let go of what is open; what can be opened again is, should more be wanted. */
+  async close() {
+    const { pieces } = this
+    this.pieces = undefined
+    await pieces?.return?.()
+  }
+
+  /** @param {number} begin @returns {AsyncGenerator<Uint8Array>} */
+  async* open(begin) {
+    const { limit, options: { have, save } } = this
+    if (have && begin < have.size) {
+      yield* chunks(have.slice(begin, limit).stream())
+      begin = have.size
+    }
+    if (begin >= limit) return
+    /** @type {any} */
+    const { source } = this
+    const blob = source instanceof Blob && source.slice(begin).stream()
+    const view = source.byteLength >= 0 && [new Uint8Array(source.buffer ?? source, source.byteOffset, source.byteLength)]
+    const pieces = isUrl(source) || source instanceof Response ? this.request(source, begin)
+      : cut(blob || view || source, blob ? 0 : begin, limit - begin)
+    for await (const piece of pieces) {
+      await save?.(piece, begin)
+      begin += piece.length
+      yield piece
     }
   }
 
-  /** Tell the source that no more is wanted. */
-  async close() {
-    await this.iterator.return?.()
+  /**
+   * A file on a server from a byte on, which is asked for again from where it broke.
+   * @param {string | URL | Response} source
+   * @param {number} begin
+   * @returns {AsyncGenerator<Uint8Array>}
+   */
+  async* request(source, begin) {
+    const { limit, options: { signal } } = this
+    for (let tries = TRIES; begin < limit;) {
+      const before = begin
+      /** @type {any} */
+      let broken
+      try {
+        /** @type {Record<string, string>} */
+        const headers = {}
+        if (begin || limit < Infinity) headers.Range = `bytes=${begin}-${limit < Infinity ? limit - 1 : ''}`
+        if (this.etag && !this.etag.startsWith('W/')) headers['If-Range'] = this.etag
+        const response = isUrl(source) ? await fetch(source, { signal, headers }) : source
+        if (response.status === 416) return // the file ends before
+        const partial = this.check(response, begin)
+        for await (const piece of cut(response.body ?? [], partial ? 0 : begin, limit - begin)) {
+          begin += piece.length
+          yield piece
+        }
+        if (!partial || begin >= (this.size ?? Infinity)) return
+      } catch (error) {
+        signal?.throwIfAborted()
+        if (error instanceof ElsaError || !isUrl(source)) throw error
+        broken = error
+      }
+      tries = begin > before ? TRIES : tries - 1
+      if (!tries && !broken) return
+      if (!tries) fail(CODE, `broke off at byte ${begin}: ${broken.cause?.message ?? broken.message}`)
+    }
   }
-}
 
-/**
- * @param {Source} source
- * @param {BytesOptions} [options]
- * @returns {Promise<Bytes>}
- */
-export async function openBytes(source, options = {}) {
-  const { signal, onProgress } = options
-  signal?.throwIfAborted()
-  /** @type {any} */
-  let pieces = isUrl(source) ? await request(source, { signal }) : source
-  let size
-  if (pieces instanceof Response) {
-    if (!pieces.ok) fail('RemoteError', `the server answered ${pieces.status} ${pieces.statusText}`)
-    // Only for progress: where it is wrong, or of other bytes than those that come, the file may still be right.
-    const total = sizeOf(pieces)
-    options = { signal, onProgress: onProgress && (loaded => onProgress(loaded, total)) }
-    pieces = pieces.body ?? []
-  } else if (pieces instanceof Blob) {
-    size = pieces.size
-    pieces = pieces.stream()
-  } else if (pieces.byteLength >= 0) {
-    size = pieces.byteLength
-    pieces = [pieces.buffer ? new Uint8Array(pieces.buffer, pieces.byteOffset, size) : new Uint8Array(pieces)]
-  }
-  if (pieces.getReader) pieces = chunks(pieces)
-  return new Bytes(pieces[Symbol.asyncIterator]?.() ?? pieces[Symbol.iterator](), size, options)
-}
-
-/** How many bytes an answer has, where it says so. @param {Response} response */
-export function sizeOf({ headers }) {
-  // With a Content-Encoding the length is that of other bytes.
-  const length = headers.get('content-encoding') ? null : headers.get('content-length')
-  return length ? Number(length) : undefined
-}
-
-/**
- * @param {string | URL} url
- * @param {RequestInit} init
- * @returns {Promise<Response>}
- */
-export async function request(url, init) {
-  try {
-    return await fetch(url, init)
-  } catch (error) {
-    init.signal?.throwIfAborted()
-    const { message, cause } = /** @type {any} */ (error)
-    fail('RemoteError', `no answer: ${cause?.message ?? message}`)
+  /**
+   * Whether an answer is a part of the file, from the byte on that was asked for.
+   * @param {Response} response
+   * @param {number} begin
+   * @returns {boolean}
+   */
+  check({ headers, ok, status }, begin) {
+    if (!ok) fail(CODE, 'the server answered', status)
+    const etag = headers.get('etag')
+    if (this.etag && etag && etag.replace('W/', '') !== this.etag.replace('W/', '')) fail(CODE, 'the file on the server has changed')
+    this.etag ??= etag
+    const partial = status === 206
+    // Across origins the header may be hidden.
+    const [, first = begin, size] = /^bytes (\d+)-\d+\/(\d+)/.exec(headers.get('content-range') ?? '') ?? []
+    if (partial && Number(first) !== begin) fail(CODE, `byte ${first} and on, expected`, begin)
+    if (partial && size) this.size = Number(size)
+    // For progress alone: an answer may have other bytes than its headers say, with a Content-Encoding it has.
+    if (!partial && !headers.get('content-encoding')) this.total = Number(headers.get('content-length')) || undefined
+    return partial
   }
 }
 
@@ -161,12 +200,30 @@ export async function request(url, init) {
  * @param {ReadableStream<Uint8Array>} stream
  * @returns {AsyncGenerator<Uint8Array>}
  */
-export async function* chunks(stream) {
+async function* chunks(stream) {
   const reader = stream.getReader()
   try {
     for (let step; !(step = await reader.read()).done;) yield step.value
   } finally {
     // Also where the stream has failed: then there is nothing to cancel.
     await reader.cancel().catch(() => {})
+  }
+}
+
+/**
+ * So many bytes, behind others that are passed over.
+ * @param {any} pieces
+ * @param {number} ahead
+ * @param {number} count
+ * @returns {AsyncGenerator<Uint8Array>}
+ */
+async function* cut(pieces, ahead, count) {
+  for await (const piece of pieces.getReader ? chunks(pieces) : pieces) {
+    const passed = Math.min(ahead, piece.length)
+    const wanted = piece.subarray(passed, passed + count)
+    ahead -= passed
+    count -= wanted.length
+    if (wanted.length) yield wanted
+    if (!count) return
   }
 }

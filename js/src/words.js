@@ -1,7 +1,8 @@
-import { FLOATS } from './dtypes.js'
+import { MANTISSA, bitsOf } from './dtypes.js'
 import { ElsaError, show } from './errors.js'
-import { check } from './sift.js'
+import { check, compact } from './sift.js'
 
+/** @import { Visitor } from './data.js' */
 /** @import { Entry } from './header.js' */
 /** @import { Kernels } from './kernels.js' */
 /** @import { Profile } from './profile.js' */
@@ -26,11 +27,13 @@ export function report(findings) {
  * @param {number} bytes
  * @param {Findings} findings
  */
-export function checkWords(kernels, { name, dtype }, { bits, levels: { length } }, bytes, findings) {
-  const { width, exponent } = FLOATS[dtype]
+function checkWords(kernels, { name, dtype }, { bits, levels: { length } }, bytes, findings) {
+  const width = bitsOf(dtype) / 8
+  // The highest 16 bits of +Inf.
+  const exponent = 0x8000 - 2 ** (MANTISSA[dtype] + 16 - 8 * width)
   const found = check(kernels, width, bytes, 2 ** bits - 1, length, exponent)
-  if (found & 1) findings[16] ??= new ElsaError('NonFinite', `tensor ${show(name)} holds Inf or NaN`)
-  if (found & 2) findings[16] ??= new ElsaError('CounterOutOfRange', `tensor ${show(name)} has a counter above ${length}`)
+  if (found & 1) findings[16] ??= new ElsaError('NonFinite', `Inf or NaN in ${show(name)}`)
+  if (found & 2) findings[16] ??= new ElsaError('CounterOutOfRange', `a counter above ${length} in ${show(name)}`)
 }
 
 /**
@@ -44,6 +47,32 @@ export function checkWords(kernels, { name, dtype }, { bits, levels: { length } 
 export function checkCount({ name }, { nested }, level, kept, findings) {
   const stated = nested.get(name)?.[level - 1]
   if (kept !== stated) {
-    findings[17] ??= new ElsaError('CountMismatch', `tensor ${show(name)} keeps ${kept} weights at level ${level}, expected ${stated}`)
+    findings[17] ??= new ElsaError('CountMismatch', `${kept} weights in level ${level} of ${show(name)}, expected ${stated}`)
+  }
+}
+
+/**
+ * A visitor of a nested tensor that checks it, and hands out what levels keep of it, counted.
+ * @param {Kernels} kernels
+ * @param {Profile} profile
+ * @param {Entry} entry
+ * @param {number[]} levels falling: each is what the one before leaves over, in place
+ * @param {Findings} findings
+ * @param {(level: number, bits: Uint8Array, values: Uint8Array, at: number, done: number) => unknown} take gets the bitmask
+ *   and the values of each piece, and how many bytes of the tensor and of its values were before
+ * @returns {Visitor}
+ */
+export function sifter(kernels, profile, entry, levels, findings, take) {
+  const width = bitsOf(entry.dtype) / 8
+  const kept = levels.map(() => 0)
+  return async ({ length }, at) => {
+    checkWords(kernels, entry, profile, length, findings)
+    for (const [i, level] of levels.entries()) {
+      kernels.mask(width, length, 2 ** profile.bits - 1, level)
+      const [bits, values] = compact(kernels, width, length)
+      await take(level, bits, values, at, kept[i])
+      kept[i] += values.length
+      if (at + length === entry.size) checkCount(entry, profile, level, kept[i] / width, findings)
+    }
   }
 }

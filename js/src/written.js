@@ -1,11 +1,14 @@
 /**
- * JSON as Writers write it (elsa-1.0.md §3.5): without whitespace, Maps in their order. There are no numbers but integers.
- * @param {unknown} value
+ * JSON as Writers write it (elsa-1.0.md §3.5): without whitespace, Maps and objects in their order and without what is
+ * undefined. There are no numbers but integers.
+ * @param {any} value
  * @returns {string}
  */
 export function writeJson(value) {
-  if (value instanceof Map) return `{${[...value].map(([key, one]) => `${JSON.stringify(key)}:${writeJson(one)}`)}}`
-  return Array.isArray(value) ? `[${value}]` : JSON.stringify(value)
+  if (Array.isArray(value)) return `[${value}]`
+  if (typeof value !== 'object') return JSON.stringify(value)
+  const fields = [...value instanceof Map ? value : Object.entries(value)].filter(([, one]) => one !== undefined)
+  return `{${fields.map(([key, one]) => `${JSON.stringify(key)}:${writeJson(one)}`)}}`
 }
 
 /**

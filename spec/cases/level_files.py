@@ -136,6 +136,9 @@ def add_cases(out: Collection) -> None:
         raw = make_level(out.files["valid/tau_2.safetensors"], 2, layout)
         text = f"F64, F32, F16 and BF16 in the {layout} layout"
         valid(f"level_{layout}_dtypes", raw, "valid/tau_2.safetensors", requirement, text)
+    rows = "valid/rows.safetensors"
+    text = "rows that begin at every bit of an empty byte of the bitmask"
+    valid("level_csr_rows", make_level(out.files[rows], 1, "csr"), rows, own["csr"], text)
     names = "valid/names.safetensors"
     text = "names that mean something to programming languages, in a level file"
     valid("level_names", make_level(out.files[names], 2, "bitmask"), names, "82 91", text)

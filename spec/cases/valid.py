@@ -85,6 +85,11 @@ def add_values(out: Collection) -> None:
     text = "scalar, empty, one element, odd sizes, up to four dimensions"
     out.valid("shapes", elsa_file(entries, profile), "25 26 27 58 59", text)
 
+    entries = [embedded("w", [10, 15], 1, [(0.5, 0)] * 149 + [(2.0, 1)])]
+    profile = describe(entries, 1, ["a"], ["w"])
+    text = "rows that begin at every bit of a byte of the bitmask, none of whose words is kept"
+    out.valid("rows", elsa_file(entries, profile), "43 59", text)
+
     zeros = Entry("none", "F32", [5], bytes(20))
     entries = [embedded("all", [3], 1, [(1.0, 1), (2.0, 1), (-3.0, 1)]), zeros]
     profile = describe(entries, 1, ["a"], ["all", "none"])

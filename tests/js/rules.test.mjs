@@ -27,6 +27,6 @@ test('checksums (ELSA-R-063, ELSA-R-089)', () => {
   }
   for (const [header, digits, checksum] of headers) {
     // None of them states its own checksum; the message has the one that was found.
-    assert.throws(() => checkHeader(new TextEncoder().encode(header), `xxh3:${digits}`), error => error.message.includes(`${checksum},`))
+    assert.throws(() => checkHeader(new TextEncoder().encode(header), `xxh3:${digits}`), error => error.message.includes(checksum))
   }
 })

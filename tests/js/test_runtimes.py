@@ -60,6 +60,7 @@ def test_all_vectors_elsewhere(command: list[str], vectors: Path) -> None:
 KINDS = {"elsa": "elsa,index", "level": "level,level_index", "delivery": "delivery,delivery_index"}
 BY_MODULE = {
     "csr": "level",
+    "layouts": "level",
     "streams": "delivery",
     "payload": "delivery",
     "inflate": "delivery",

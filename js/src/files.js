@@ -1,0 +1,135 @@
+import { OBJECT, TEXT, integer, mapOf, optional, readFields } from './document.js'
+import { ElsaError, about, expect, fail, show } from './errors.js'
+import { parseJson } from './json.js'
+import { Bytes, isUrl } from './source.js'
+import { compareText } from './written.js'
+
+/** @import { Header } from './header.js' */
+/** @import { BytesOptions, Source } from './source.js' */
+
+/**
+ * The file of a name that stands beside the index; nothing if there is none.
+ * @typedef {(name: string) => Source | undefined | Promise<Source | undefined>} Files
+ */
+
+/**
+ * @typedef {object} ReadOptions
+ * @property {AbortSignal} [signal]
+ * @property {(loaded: number, total?: number) => void} [onProgress] of the file, or shard, that is being read
+ * @property {Files} [files] the shards of an index by their names; a URL that ends in .index.json finds its own
+ */
+
+/** @typedef {{name: string, bytes: Bytes, header: Header}} Opened */
+
+const CODE = 'InvalidIndex'
+const LIMIT = 100_000_000
+
+/**
+ * What to call a source in messages.
+ * @param {any} source
+ * @returns {string}
+ */
+export function nameOf(source) {
+  return String(isUrl(source) ? source : source.name ?? source.url ?? '').replace(/[?#].*/s, '')
+}
+
+/**
+ * Open a file, or all shards of an index, and put together what they say.
+ * @template {{header: Header}} T
+ * @template R
+ * @param {Source} source
+ * @param {ReadOptions & BytesOptions} options
+ * @param {(bytes: Bytes, shard: boolean) => Promise<T>} open
+ * @param {(files: (T & Opened)[], metadata?: Map<string, any>) => R} join gets what the index says, if there is one
+ * @returns {Promise<R>}
+ */
+export async function openFiles(source, options, open, join) {
+  const { signal, onProgress, files } = options
+  const whole = nameOf(source)
+  /** @type {(T & Opened)[]} */
+  const opened = []
+  /** @param {Source} source @param {string} name @param {BytesOptions} options @param {boolean} shard */
+  const add = (source, name, options, shard) => about(name, async () => {
+    const bytes = new Bytes(source, options)
+    try {
+      opened.push(Object.assign(await open(bytes, shard), { name, bytes }))
+      // Opened again when it is its turn: shards may be many.
+      if (shard && bytes.seekable) await bytes.close()
+    } catch (error) {
+      await bytes.close()
+      throw error
+    }
+  })
+  return about(whole, async () => {
+    try {
+      if (!files && !(isUrl(source) && /\.index(\.[^./\\]+)*\.json$/.test(whole))) {
+        await add(source, whole, options, false)
+        return join(opened)
+      }
+      const index = await readIndex(new Bytes(source, { signal }))
+      /** @type {unknown} */
+      let first
+      for (const name of index.names) {
+        try {
+          // Encoded, a name cannot be taken for a scheme, a query or another folder.
+          const shard = files ? await files(name) : new URL(encodeURIComponent(name), new Request(/** @type {string} */ (source)).url)
+          await add(shard ?? fail('RemoteError', 'answered 404'), name, { signal, onProgress }, true)
+        } catch (error) {
+          if (!(error instanceof ElsaError)) throw error
+          if (/answered 404$/.test(error.message)) fail(CODE, `shard ${show(name)} is missing`)
+          first ??= error // that a later shard is missing would count before
+        }
+      }
+      if (first) throw first
+      checkMap(index, opened)
+      return join(opened, index.metadata)
+    } catch (error) {
+      await closeAll(opened)
+      throw error
+    }
+  })
+}
+
+/** @param {{bytes: Bytes}[]} files */
+export async function closeAll(files) {
+  for (const { bytes } of files) await bytes.close()
+}
+
+/**
+ * The index by itself (elsa-1.0.md §10.1).
+ * @param {Bytes} bytes
+ * @returns {Promise<{weightMap: Map<string, string>, names: string[], metadata: Map<string, any>}>}
+ */
+async function readIndex(bytes) {
+  const text = await bytes.take(LIMIT + 1)
+  await bytes.close()
+  if (text.length > LIMIT) fail(CODE, 'an index of more bytes than', LIMIT)
+  const { weight_map: weightMap, metadata } = readFields(parseJson(text, 'index'), CODE, {
+    weight_map: ['a non-empty object', map => map instanceof Map && map.size > 0],
+    metadata: optional(OBJECT, new Map()),
+  })
+  const names = [...new Set(mapOf(weightMap, CODE, TEXT).values())].sort(compareText)
+  for (const name of names) {
+    if (/^\.{0,2}$|[/\\\0]/.test(name)) fail('UnsafePath', 'no plain file name:', name)
+  }
+  return { weightMap, names, metadata }
+}
+
+/**
+ * The index against what the shards hold (ELSA-R-074).
+ * @param {{weightMap: Map<string, string>, metadata: Map<string, any>}} index
+ * @param {Opened[]} shards
+ */
+function checkMap({ weightMap, metadata }, shards) {
+  let total = 0
+  let count = 0
+  for (const { name, header } of shards) {
+    total += header.size
+    for (const tensor of header.tensors.keys()) {
+      count++
+      expect(CODE, tensor, weightMap.get(tensor), name)
+    }
+  }
+  expect(CODE, 'weight_map', weightMap.size, count)
+  readFields(metadata, CODE, { total_size: optional(integer(total, total)) })
+}
