@@ -10,7 +10,7 @@ import numpy as np
 from elsa_format import _level_document
 from elsa_format._choose import check_layout, choose_level
 from elsa_format._container.header import TensorInfo
-from elsa_format._container.index import is_index
+from elsa_format._container.index import is_index, is_url
 from elsa_format._container.json import parse_document
 from elsa_format._delivery.network import DeliveryNetwork, DeliveryShards
 from elsa_format._errors import InvalidOption, NoSuchLevel
@@ -90,6 +90,7 @@ def extract(
         if isinstance(network, LevelNetwork) and layout != "dense" and not network.counted:
             network = _counted(network)
         several = isinstance(target, str | os.PathLike) and not is_special(target)
+        several = several and not is_url(target)
         meter = Meter(progress, network.header.data_size)
         job = _Job(network, number, layout, verify, meter, jobs if several else 1)
         groups = [list(network.tensors)]

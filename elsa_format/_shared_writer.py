@@ -18,7 +18,8 @@ from elsa_format._container.index import index_bytes, is_index, shard_names
 from elsa_format._counters import check_bits, refuse_unpackable
 from elsa_format._errors import ElsaError, TensorMismatch
 from elsa_format._output import Output, open_output
-from elsa_format._output.atomic import AtomicFile, sync_folder
+from elsa_format._output.atomic import AtomicFile
+from elsa_format._output.together import sync_folder
 from elsa_format._writer import Contents, ShardWriter, Totals, refuse_same_names
 
 Exchange = Callable[[bytes], Sequence[bytes]]

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from elsa_format._container.index import is_index
 from elsa_format._container.listing import Entry, Listing, is_inside
 from elsa_format._errors import InvalidOption, OutputExists
-from elsa_format._output import Target, is_special
+from elsa_format._output import Target, is_special, localized
 from elsa_format._output.atomic import AtomicFile, new_folders
 from elsa_format._storage.directory import (
     WeightsName,
@@ -116,19 +116,20 @@ def _copy(source: Path, output: AtomicFile) -> None:
 
 def in_directory(
     source: Any, target: T, *, variant: str | None = None, sharded: bool = False
-) -> T | InDirectory:
+) -> T | str | InDirectory:
     """The target, or the file in it if both the source and the target are directories.
 
     So is a target that ends in a slash, or in neither `.safetensors` nor `.index.json`.
     """
-    if not goes_to_directory(source, target):
-        return target
+    place = localized(target)
+    if not goes_to_directory(source, place):
+        return place
     found = weights_file(source, torch=True).name
     parsed = WeightsName.parse(found) or WeightsName.parse(found, torch=True)
     assert parsed is not None, "weights_file goes by these names"
     name = parsed.stored_as(variant)
     name = replace(name, sharded=name.sharded or sharded)
-    return InDirectory(Path(source), Path(target), str(name))  # type: ignore[arg-type]
+    return InDirectory(Path(source), Path(place), str(name))  # type: ignore[arg-type]
 
 
 def goes_to_directory(source: Any, target: Target) -> bool:

@@ -3,7 +3,16 @@
 import contextlib
 import tempfile
 from collections.abc import Iterator
-from typing import IO, Any
+from typing import IO, Any, Protocol
+
+
+class Along(Protocol):
+    """What is written front to back."""
+
+    position: int
+
+    def write_at(self, position: int, data: Any) -> None: ...
+    def commit(self) -> None: ...
 
 
 class Pipe:
@@ -36,7 +45,7 @@ class Pipe:
 class Spool:
     """A pipe whose content is written out of order: kept on disk, then copied."""
 
-    def __init__(self, pipe: Pipe) -> None:
+    def __init__(self, pipe: Along) -> None:
         self.pipe = pipe
         with _naming(tempfile.gettempdir()):
             self.file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - see commit, discard
