@@ -90,7 +90,7 @@ def extract(
         if isinstance(network, LevelNetwork) and layout != "dense" and not network.counted:
             network = _counted(network)
         several = isinstance(target, str | os.PathLike) and not is_special(target)
-        several = several and not is_url(target)
+        several = several and not is_url(os.fspath(target))  # type: ignore[arg-type]
         meter = Meter(progress, network.header.data_size)
         job = _Job(network, number, layout, verify, meter, jobs if several else 1)
         groups = [list(network.tensors)]

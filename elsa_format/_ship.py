@@ -174,7 +174,7 @@ class _Outputs:
         self._before: list[UnnamedOutput] = []
         if isinstance(target, InDirectory):
             copies = stack.enter_context(target.side_files(force=force))
-            listed = self._file(os.path.join(target.folder, LISTING))
+            listed = self._file(target.place(LISTING))
             listed.write_at(0, target.listing().to_bytes())
             self._before = [*copies, listed]
         if index is not None:

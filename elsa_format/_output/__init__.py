@@ -64,14 +64,14 @@ def open_unnamed(
     beside: UnnamedOutput | None = None,
 ) -> UnnamedOutput:
     """The file at a path or URL, which is in the same store as another that is `beside` it."""
-    target = localized(target)
-    if not isinstance(target, str) or not is_url(target):
-        return AtomicFile(target, force=force)
+    place = localized(os.fspath(target))
+    if not is_url(place):
+        return AtomicFile(place, force=force)
     # Imported here, so that those who never write to a URL do not wait for HTTP and TLS.
     from elsa_format._output.store import StoreFile
 
     neighbour = beside if isinstance(beside, StoreFile) else None
-    return StoreFile(target, force=force, in_order=in_order, beside=neighbour)
+    return StoreFile(place, force=force, in_order=in_order, beside=neighbour)
 
 
 def localized(target: T) -> T | str:

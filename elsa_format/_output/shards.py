@@ -8,6 +8,7 @@ from typing import Any
 
 from elsa_format._container.header import TensorInfo
 from elsa_format._container.index import index_bytes, is_index, is_url, shard_names
+from elsa_format._errors import RemoteError
 from elsa_format._options import whole
 from elsa_format._output import (
     Output,
@@ -21,7 +22,7 @@ from elsa_format._output import (
 )
 from elsa_format._output.directory import InDirectory
 from elsa_format._storage import open_storage
-from elsa_format._storage.directory import weights_file
+from elsa_format._storage.directory import candidates_of, weights_file
 from elsa_format._storage.shards import read_index, shard_source
 
 
@@ -116,22 +117,35 @@ def open_destination(
 
 def sibling(target: str | os.PathLike[str], name: str) -> str | os.PathLike[str]:
     """The path or URL of a file beside another."""
-    if isinstance(target, str) and is_url(target):
-        return shard_source(target, name)  # type: ignore[return-value]
-    return Path(target).parent / name
+    place = os.fspath(target)
+    if is_url(place):
+        return shard_source(place, name)  # type: ignore[return-value]
+    return Path(place).parent / name
 
 
 def written_size(target: str | os.PathLike[str]) -> int | None:
     """Bytes of a file, of an index with its shards, of a directory's weights; None for a pipe."""
     target = weights_file(localized(target))
     if is_url(target):
-        return _stored_size(target)
+        with contextlib.suppress(RemoteError):  # gone already
+            return _stored_size(_stored_weights(os.fspath(target)))
+        return None
     if is_special(target) or not os.path.exists(target):  # or gone already
         return None
     size = os.path.getsize(target)
     if is_index(target):
         size += sum(os.path.getsize(Path(target).parent / n) for n in read_index(target)[0].files)
     return size
+
+
+def _stored_weights(url: str) -> str:
+    """A file in a store; of a folder, the one with the weights."""
+    if url.endswith(".safetensors") or is_index(url):
+        return url
+    from elsa_format._storage.fsspec import list_store  # only where there are stores
+
+    found = candidates_of(list_store(url))
+    return f"{url.rstrip('/')}/{found[0]}" if len(found) == 1 else url
 
 
 def _stored_size(url: str | os.PathLike[str]) -> int:

@@ -28,6 +28,18 @@ def find_store(url: str, **options: Any) -> tuple[Any, str]:
     return store, str(path)
 
 
+def list_store(url: str) -> list[str]:
+    """The names of the files in a folder of a store."""
+    with store_errors(url):
+        store, path = find_store(url)
+        store.invalidate_cache()
+        try:
+            found = store.ls(path, detail=True)
+        except FileNotFoundError:
+            return []
+        return [each["name"].rpartition("/")[2] for each in found if each["type"] == "file"]
+
+
 class FsspecStorage(StreamStorage):
     """A file in any store that fsspec knows."""
 
