@@ -6,6 +6,8 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
+import xxhash
+
 from elsa_format._errors import ElsaError
 from elsa_format._output import UnnamedOutput
 from elsa_format._output.store import StoreFile
@@ -14,7 +16,7 @@ from elsa_format._storage.fsspec import find_store, store_errors
 from elsa_format._storage.http_client import redact
 
 COPIED = 1 << 20
-"""Bytes sent at a time."""
+"""Bytes read at a time."""
 
 
 class Mirror:
@@ -22,14 +24,15 @@ class Mirror:
 
     def __init__(self, url: str, *, folder: bool) -> None:
         """For a folder of a store, or for the one that a file is in."""
-        start, _, name = (f"{url.rstrip('/')}/" if folder else url).rpartition("/")
-        StoreFile(f"{start}/{name or 'any'}", force=True).discard()  # refuse at once
-        self._url = start
+        place = f"{url.rstrip('/')}/" if folder else url
+        self._url, _, name = place.rpartition("/")
+        # Refuse at once where nothing can be written.
+        StoreFile(f"{place}any" if folder else url, force=True, in_order=True).discard()
         self._temporary = tempfile.TemporaryDirectory(prefix="elsa-")
         self._folder = Path(os.path.realpath(self._temporary.name))
         self.path = self._folder / name
         """What stands for the URL."""
-        self._before: dict[Path, tuple[int, int]] = {}
+        self._before: dict[Path, str] = {}
 
     def __enter__(self) -> "Mirror":
         return self
@@ -75,9 +78,13 @@ class Mirror:
                 commit_together(files)
 
 
-def _state(path: Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_size, found.st_mtime_ns
+def _state(path: Path) -> str:
+    """What a file holds: it is cut and written anew without being changed."""
+    found = xxhash.xxh3_128()
+    with open(path, "rb", buffering=0) as file:
+        while block := file.read(COPIED):
+            found.update(block)
+    return found.hexdigest()
 
 
 def _copy(path: Path, file: StoreFile) -> None:

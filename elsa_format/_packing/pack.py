@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from elsa_format._container.header import TensorInfo
-from elsa_format._container.index import is_index
+from elsa_format._container.index import is_index, is_url
 from elsa_format._container.json import is_text
 from elsa_format._counters import (
     MAX_LEVELS,
@@ -25,6 +25,7 @@ from elsa_format._counters import (
 from elsa_format._errors import (
     InfeasibleLevels,
     InvalidCheckpoint,
+    InvalidOption,
     NoSuchTensor,
     OutputExists,
     TensorMismatch,
@@ -221,6 +222,8 @@ def _check_template(
     """Refuse before packing what writing the template could fail for."""
     if not isinstance(out, str | os.PathLike):
         raise TypeError("a template points into a file, and the output is a stream")
+    if is_url(os.fspath(out)):
+        raise InvalidOption("a template points into a file beside it, and the output is in a store")
     network.check_template(template, out)
     if not force and os.path.exists(template):
         exists = f"{os.fspath(template)}: exists already"

@@ -101,6 +101,14 @@ _STORE_ERRORS: dict[type[Exception], str] = {
     ConnectionRefusedError: "connection refused",
     ConnectionError: "the connection broke",
 }
+_BY_NAME = {
+    "NoCredentialsError": "no credentials were found",
+    "ConnectTimeoutError": "no answer in time",
+    "ReadTimeoutError": "no answer in time",
+    "EndpointConnectionError": "no connection",
+    "ConnectionClosedError": "the connection broke",
+}
+"""Errors of botocore, which says in several lines what no class of Python's tells."""
 
 
 @contextlib.contextmanager
@@ -120,6 +128,8 @@ def _store_error(error: Exception, url: str) -> str:
     for kind, words in _STORE_ERRORS.items():
         if isinstance(error, kind):
             return words
+    if type(error).__name__ in _BY_NAME:
+        return _BY_NAME[type(error).__name__]
     said = getattr(error, "strerror", None)
     if isinstance(error, ImportError) or str(error).startswith("Protocol not known"):
         said = str(error)  # fsspec's advice on what to install
