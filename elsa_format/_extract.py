@@ -55,10 +55,10 @@ def extract(
 
     The level is given by number or name, or as the densest with at least a `sparsity` (percent, or
     a fraction below 1), or as the densest whose file has at most `max_size` bytes. Source and
-    target are paths or binary streams; neither needs to seek. The source may be a URL too. With
-    `keep_levels` the output stays an ELSA file that holds levels 1..level; it has no layout but
-    dense. A network of more than `max_bytes` is refused. Checksums are compared unless `verify` is
-    false, and on any error a file target is left as it was.
+    target are paths, URLs or binary streams; neither needs to seek. With `keep_levels` the output
+    stays an ELSA file that holds levels 1..level; it has no layout but dense. A network of more
+    than `max_bytes` is refused. Checksums are compared unless `verify` is
+    false, and on any error a target that is a file, here or in a store, is left as it was.
 
     With `whole`, the ELSA file of which a delivery file was made comes back byte for byte, and it
     returns "dense".

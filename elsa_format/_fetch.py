@@ -83,7 +83,8 @@ def fetch(
     to bring; `upgrade` is `level` for what must be there already. Of an index (.index.json) the
     files of all shards are brought, beside `out`. A model directory, here or at a URL that ends in
     a slash, is brought into a directory, its side files first: at a URL it has the list of them
-    that `ship` writes, `elsa-files.json`.
+    that `ship` writes, `elsa-files.json`. In a store, such as `s3://bucket/net.ship.safetensors`,
+    `out` is replaced when all of it is there.
 
     >>> first = fetch("net.ship.safetensors", "phone.ship.safetensors", sparsity=95)
     >>> more = fetch("net.ship.safetensors", "phone.ship.safetensors", upgrade=2)

@@ -103,7 +103,12 @@ MAX_BYTES = click.option(
     help="Refuse a network whose header or tensors, as dense arrays, take more than this.",
 )
 OUTPUT = click.option(
-    "-o", "--output", "target", metavar="OUT", required=True, help="File, or - for stdout."
+    "-o",
+    "--output",
+    "target",
+    metavar="OUT",
+    required=True,
+    help="File, URL such as s3://…, or - for stdout.",
 )
 PRINTED = click.option(
     "-o", "--output", "printed", metavar="OUT", default="-", help="Print to a file instead."

@@ -46,6 +46,7 @@ def command(
     elsa-extract net.safetensors --sparsity 90 --layout bitmask -o small.safetensors
     elsa-extract net.safetensors --max-size 20MB --layout csr -o small.safetensors
     cat net.safetensors | elsa-extract - --level 1 -o - > level1.safetensors
+    elsa-extract s3://bucket/net.safetensors --level 1 -o s3://bucket/level1.safetensors
     elsa-extract small.safetensors --layout dense -o level3.safetensors
     elsa-extract net.ship.safetensors --whole -o net.safetensors
     """

@@ -102,6 +102,7 @@ def command(
     \b
     elsa-pack dense.safetensors --sparsities 95,90,80 -o net.safetensors
     elsa-pack bert --sparsities 90,80,50 -o bert-elsa
+    elsa-pack dense.safetensors --sparsities 95,90,80 -o s3://bucket/net.safetensors
     elsa-pack dense.safetensors --sparsities 1:8,1:4,2:4 --exclude 'head*' -o net.safetensors
     elsa-pack dense.safetensors --level s95.safetensors --level s90.safetensors \\
         --per-level '*running*' -o net.safetensors

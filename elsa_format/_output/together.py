@@ -61,11 +61,11 @@ def commit_together(files: Sequence[Unnamed], *, renew: bool = False) -> None:
         try:
             if renew:
                 last.lose_name()
-                _settle([last])
+                settle([last])
             for file in others:
                 file.take_name()
                 named.append(file)
-            _settle(others)
+            settle(others)
             last.take_name()
         except BaseException:
             for file in named:
@@ -76,7 +76,8 @@ def commit_together(files: Sequence[Unnamed], *, renew: bool = False) -> None:
         file.close()
 
 
-def _settle(files: Sequence[Unnamed]) -> None:
+def settle(files: Sequence[Unnamed]) -> None:
+    """Make the names of files durable, as far as they are on this machine."""
     paths = [file.path for file in files if file.path is not None]
     for path in {path.parent: path for path in paths}.values():
         sync_folder(path)

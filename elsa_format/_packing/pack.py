@@ -117,7 +117,8 @@ def pack(
     are not nested, but with `nest_all`, nor are layers that N:M does not divide.
 
     An `out` that ends in `.index.json` is written in shards, those of the input or, given
-    `max_shard_size`, as many as it takes; `jobs` shards are written at a time.
+    `max_shard_size`, as many as it takes; `jobs` shards are written at a time. It may be a URL of a
+    store, such as `s3://bucket/net.safetensors`.
 
     >>> report = pack("dense.safetensors", "packed.safetensors", sparsities=[95, 90, 80])
     >>> report.nested, report.shared

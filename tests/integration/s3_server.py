@@ -1,10 +1,9 @@
 """A real S3 server on loopback (moto's) that misbehaves as told."""
 
 import logging
-import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qs
@@ -95,10 +94,9 @@ class _Application:
         return body
 
 
-def cut(environ: dict[str, Any]) -> None:
+def cut(environ: dict[str, Any]) -> int:
     """Cut the connection of a request."""
-    with suppress(OSError):
-        environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
+    raise ConnectionAbortedError
 
 
 @contextmanager
