@@ -1,6 +1,7 @@
 """A real S3 server on loopback (moto's) that misbehaves as told."""
 
 import logging
+import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -85,7 +86,7 @@ class _Application:
         self.server.asked.append(asked)
         status = self.server.fault(asked, environ) if self.server.fault else None
         if status is not None:
-            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+            _read(environ)
             start_response(f"{status} Error", [("Content-Type", "application/xml")])
             return [b"<Error><Code>InternalError</Code><Message>Try again</Message></Error>"]
         body = list(self.inner(environ, start_response))
@@ -95,8 +96,14 @@ class _Application:
 
 
 def cut(environ: dict[str, Any]) -> int:
-    """Cut the connection of a request."""
+    """Cut the connection of a request, instead of an answer."""
+    _read(environ)
+    environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
     raise ConnectionAbortedError
+
+
+def _read(environ: dict[str, Any]) -> None:
+    environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
 
 
 @contextmanager
