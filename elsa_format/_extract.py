@@ -152,7 +152,8 @@ def _whole_shards(
                 output.write_at(position, block)
                 meter.tick(memoryview(block).nbytes)
             file.delivery.finish()
-        destination.commit([file.header.tensors.values() for file in files], network.about)
+        tensors = [file.header.tensors.values() for file in files]
+        destination.commit(tensors, network.about, progress)
 
 
 @dataclass(frozen=True)
@@ -211,7 +212,8 @@ class _Job:
                     places[name] = output, position + piece.nbytes
 
             self._read(copy)
-            destination.commit(files, self._index_metadata() if destination.sharded else {})
+            about = self._index_metadata() if destination.sharded else {}
+            destination.commit(files, about, self.meter.progress)
 
     def _index_metadata(self) -> dict[str, Any]:
         """What the shards of a level cannot say by themselves, as the digest of the whole."""
@@ -279,4 +281,4 @@ class _Job:
                         writer.append(name, block)
 
             self._read(copy)
-            writer.finish()
+            writer.finish(self.meter.progress)

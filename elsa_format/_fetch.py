@@ -145,7 +145,7 @@ def fetch(
         for copy in copies:
             copy.complete(part, meter)
         if mirror:
-            mirror.send(files)
+            mirror.send(files, progress)
         number: LevelNumber = part if part <= prefixes[0].levels else "dense"
         size = sum(file.entry.size for file in side) + sum(copy.have for copy in copies)
         return FetchReport(number, size, extra + sum(copy.fetched for copy in copies))

@@ -105,7 +105,7 @@ def ship(
                 encoder.finish()
                 made.append(_write(encoder, block, outputs, shard))
         check.finish()
-        outputs.commit()
+        outputs.commit(progress)
     sizes = {level: sum(one[level] for one in made) for level in made[0]}
     source_size = sum(part.file_size for part in network.parts)
     return ShipReport(sizes, source_size, tuple(outputs.names))
@@ -234,12 +234,12 @@ class _Outputs:
         (self._stream or self._files[-1]).write_at(self._position, data)
         self._position += memoryview(data).nbytes
 
-    def commit(self) -> None:
+    def commit(self, progress: Progress) -> None:
         """Let everything appear."""
         if self._stream is not None:
             self._stream.commit()
         elif self._index is None or self._index_file is None:
-            commit_together([*self._before, *self._files])
+            commit_together([*self._before, *self._files], progress=progress)
         else:
             weight_map = {n: delivery_name(f) for n, f in self._index.weight_map.items()}
             document: dict[str, Mapping[str, Any]] = {
@@ -249,4 +249,4 @@ class _Outputs:
             text = dump({key: dict(sorted(value.items())) for key, value in document.items()})
             self._index_file.write_at(0, text.encode())
             files = [*self._before, *self._files, self._index_file]
-            commit_together(files, renew=self._force)
+            commit_together(files, renew=self._force, progress=progress)

@@ -67,9 +67,10 @@ def command(
         )
     size = None if target == "-" else cli.written_size(target)
     kept = options["keep_levels"]
-    summary = f"{target}: levels 1 to {level}" if kept else f"{target}: level {level}"
+    name = cli.shown(target)
+    summary = f"{name}: levels 1 to {level}" if kept else f"{name}: level {level}"
     if options["whole"]:
-        kept, summary = True, f"{target}: the whole network"
+        kept, summary = True, f"{name}: the whole network"
     summary += "" if size is None else f", {cli.show_size(size)}"
     summary += "" if kept else f" as {options['layout']}"
     cli.report(

@@ -52,7 +52,7 @@ def command(source: str, target: str, as_json: bool, quiet: bool, **options: Any
     with cli.progress("fetching", quiet=quiet) as shown:
         found = fetch(source, target, progress=shown, **options)
     summary = (
-        f"{target}: level {found.level}, {cli.show_size(found.size)}, "
+        f"{cli.shown(target)}: level {found.level}, {cli.show_size(found.size)}, "
         f"of which {cli.show_size(found.fetched)} were fetched now"
     )
     result = {"level": found.level, "size": found.size, "fetched": found.fetched}

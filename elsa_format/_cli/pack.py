@@ -131,7 +131,9 @@ def command(
             **options,
         )
     size = None if target == "-" else cli.written_size(target)
-    summary = _summary(packed) + ("" if size is None else f"\n{target}: {cli.show_size(size)}")
+    summary = _summary(packed) + (
+        "" if size is None else f"\n{cli.shown(target)}: {cli.show_size(size)}"
+    )
     cli.report(_as_json(packed, size), summary, target, as_json=as_json, quiet=quiet)
 
 

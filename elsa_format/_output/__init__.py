@@ -11,6 +11,7 @@ from elsa_format._container.index import is_url
 from elsa_format._output.atomic import AtomicFile
 from elsa_format._output.streams import Pipe, Spool
 from elsa_format._output.together import Unnamed, commit_together
+from elsa_format._threads import Progress, no_progress
 
 Target = str | os.PathLike[str] | IO[bytes]
 """A path, the URL of a store, or a writable binary stream such as sys.stdout.buffer."""
@@ -102,14 +103,16 @@ def descriptor(path: str | os.PathLike[str]) -> int | None:
     return int(name) if own and name.isdecimal() else None
 
 
-def commit_outputs(outputs: Sequence[Output], *, renew: bool = False) -> None:
+def commit_outputs(
+    outputs: Sequence[Output], *, renew: bool = False, progress: Progress = no_progress
+) -> None:
     """Let outputs appear that belong together, the last only while all others are there.
 
     To `renew` it, an old one goes before the others come.
     """
     files = [output for output in outputs if isinstance(output, Unnamed)]
     if len(files) == len(outputs):
-        commit_together(files, renew=renew)
+        commit_together(files, renew=renew, progress=progress)
         return
     for output in outputs:  # a device or pipe among them
         output.commit()

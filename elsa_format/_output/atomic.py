@@ -4,7 +4,7 @@ import contextlib
 import errno
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +121,9 @@ class AtomicFile:
         """Make the bytes durable, then give them their name."""
         together.commit_together([self])
 
-    def sync(self) -> None:
+    waiting = 0
+
+    def sync(self, tick: Callable[[int], object] = lambda size: None) -> None:
         """Make the bytes durable."""
         with self._naming_output():
             if self.fd >= 0:

@@ -140,7 +140,7 @@ def list_directory(folder: Path, weights: str, apart: Path | None = None) -> Lis
 def refuse_others(folder: Path | str, name: str) -> None:
     """What is written is what is found afterwards, by others too; a URL is a string."""
     if isinstance(folder, str):
-        found, start = candidates_of(_stored_names(folder)), folder.rstrip("/")
+        found, start = _stored_candidates(folder)
     else:
         found, start = candidates(folder) if folder.is_dir() else [], os.fspath(folder)
     for other in found:
@@ -151,10 +151,12 @@ def refuse_others(folder: Path | str, name: str) -> None:
             )
 
 
-def _stored_names(url: str) -> list[str]:
+def _stored_candidates(url: str) -> tuple[list[str], str]:
+    """What may be meant by the weights of a folder of a store, and its name for messages."""
     from elsa_format._storage.fsspec import list_store  # only where there are stores
+    from elsa_format._storage.http_client import redact
 
-    return list_store(url)
+    return candidates_of(list_store(url)), redact(url).rstrip("/")
 
 
 def _holds(url: str, path: Path) -> bool:

@@ -14,6 +14,7 @@ from elsa_format._output.store import StoreFile
 from elsa_format._output.together import commit_together
 from elsa_format._storage.fsspec import find_store, store_errors
 from elsa_format._storage.http_client import redact
+from elsa_format._threads import Meter, Progress, no_progress
 
 COPIED = 1 << 20
 """Bytes read at a time."""
@@ -58,21 +59,20 @@ class Mirror:
                     store.get_file(place, os.fspath(path))
                     self._before[path] = _state(path)
 
-    def send(self, paths: Iterable[Path]) -> None:
+    def send(self, paths: Iterable[Path], progress: Progress = no_progress) -> None:
         """Let those that are new or have changed appear in the store, the last of them last."""
         files: list[UnnamedOutput] = []
+        changed = [path for path in paths if self._before.get(path) != _state(path)]
+        meter = Meter(progress, sum(path.stat().st_size for path in changed))
         with contextlib.ExitStack() as stack:
-            for path in paths:
-                before = self._before.get(path)
-                if before == _state(path):
-                    continue
+            for path in changed:
                 beside = files[0] if files else None
                 assert beside is None or isinstance(beside, StoreFile)
                 file = StoreFile(
-                    self._place(path), force=before is not None, in_order=True, beside=beside
+                    self._place(path), force=path in self._before, in_order=True, beside=beside
                 )
                 stack.callback(file.discard)
-                _copy(path, file)
+                _copy(path, file, meter)
                 files.append(file)
             if files:
                 commit_together(files)
@@ -87,10 +87,11 @@ def _state(path: Path) -> str:
     return found.hexdigest()
 
 
-def _copy(path: Path, file: StoreFile) -> None:
+def _copy(path: Path, file: StoreFile, meter: Meter) -> None:
     position = 0
     with open(path, "rb", buffering=0) as source:
         while block := source.read(COPIED):
             file.write_at(position, block)
             position += len(block)
+            meter.tick(len(block))
     file.sync()

@@ -24,6 +24,7 @@ from elsa_format._output.directory import InDirectory
 from elsa_format._storage import open_storage
 from elsa_format._storage.directory import candidates_of, weights_file
 from elsa_format._storage.shards import read_index, shard_source
+from elsa_format._threads import Progress, no_progress
 
 
 def check_shard_size(target: Target, max_size: int | None) -> None:
@@ -83,13 +84,21 @@ class Destination:
         """Whether there is an index."""
         return self._index is not None
 
-    def commit(self, tensors: Sequence[Iterable[TensorInfo]], about: Mapping[str, Any]) -> None:
-        """Everything is written: let it appear, and an index of each file's tensors last."""
+    def commit(
+        self,
+        tensors: Sequence[Iterable[TensorInfo]],
+        about: Mapping[str, Any],
+        progress: Progress = no_progress,
+    ) -> None:
+        """Everything is written: let it appear, and an index of each file's tensors last.
+
+        Progress is that of sending it to a store.
+        """
         outputs = [*self._before, *self.outputs]
         if self._index is not None:
             self._index.write_at(0, index_bytes(self._names, tensors, about))
             outputs.append(self._index)
-        commit_outputs(outputs, renew=self.sharded and self._force)
+        commit_outputs(outputs, renew=self.sharded and self._force, progress=progress)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ import _thread
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from elsa_format._errors import InvalidOption, OutputExists, RemoteError
@@ -112,11 +112,20 @@ class StoreFile:
         """Send what is not yet there, and let it appear."""
         together.commit_together([self])
 
-    def sync(self) -> None:
+    @property
+    def waiting(self) -> int:
+        """Bytes that are kept on disk."""
+        return self._output.size if isinstance(self._output, Spool) and not self._sent else 0
+
+    def sync(self, tick: Callable[[int], object] = lambda size: None) -> None:
         """Send what is not yet there."""
-        if not self._sent:
+        if self._sent:
+            return
+        if isinstance(self._output, Spool):
+            self._output.commit(tick)
+        else:
             self._output.commit()
-            self._sent = True
+        self._sent = True
 
     def take_name(self) -> None:
         """Let it appear."""

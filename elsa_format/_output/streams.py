@@ -1,8 +1,9 @@
 """Streams as outputs: pipes, devices, and what a caller hands over."""
 
 import contextlib
+import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import IO, Any, Protocol
 
 
@@ -58,11 +59,17 @@ class Spool:
             while view:
                 view = view[self.file.write(view) :]
 
-    def commit(self) -> None:
+    @property
+    def size(self) -> int:
+        """Bytes that are kept."""
+        return os.fstat(self.file.fileno()).st_size
+
+    def commit(self, tick: Callable[[int], object] = lambda size: None) -> None:
         """Copy everything to the stream."""
         self.file.seek(0)
         while block := self.file.read(1 << 20):
             self.pipe.write_at(self.pipe.position, block)
+            tick(len(block))
         self.pipe.commit()
         self.file.close()
 

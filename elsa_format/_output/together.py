@@ -3,9 +3,11 @@
 import contextlib
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
+
+from elsa_format._threads import Meter, Progress, no_progress
 
 names = threading.RLock()
 """Held while names come and go: who has it finds all as it was, or all as it will be."""
@@ -29,8 +31,13 @@ class Unnamed(Protocol):
         """Where it will be, if that is on this machine."""
         ...
 
-    def sync(self) -> None:
-        """Have all bytes where they will stay; what may take long is done here."""
+    @property
+    def waiting(self) -> int:
+        """Bytes that `sync` has to send."""
+        ...
+
+    def sync(self, tick: Callable[[int], object] = lambda size: None) -> None:
+        """Have all bytes where they will stay; what may take long is done here, and counted."""
         ...
 
     def take_name(self) -> None:
@@ -46,7 +53,9 @@ class Unnamed(Protocol):
         ...
 
 
-def commit_together(files: Sequence[Unnamed], *, renew: bool = False) -> None:
+def commit_together(
+    files: Sequence[Unnamed], *, renew: bool = False, progress: Progress = no_progress
+) -> None:
     """Let files appear that are of use only together, all or none.
 
     Neither file systems nor stores name several files at once, so the order makes up for it, even
@@ -54,8 +63,9 @@ def commit_together(files: Sequence[Unnamed], *, renew: bool = False) -> None:
     goes first.
     """
     *others, last = files
+    meter = Meter(progress, sum(file.waiting for file in files))
     for file in files:
-        file.sync()
+        file.sync(meter.tick)
     named: list[Unnamed] = []
     with names:
         try:

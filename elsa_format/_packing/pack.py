@@ -210,7 +210,7 @@ def pack(
             job.run(writer, progress, jobs)
             for checkpoint in sources:
                 checkpoint.check_unchanged()
-            profile = writer.finish()
+            profile = writer.finish(progress)
         report = job.report(profile, left)
         if template is not None:
             network.write_template(template, os.fspath(out), force=force)  # type: ignore[arg-type]

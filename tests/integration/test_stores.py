@@ -205,6 +205,26 @@ def test_shards(layout: Any, net: Path, dense: Path, bucket: Bucket, tmp_path: P
     assert bucket.uploads == []
 
 
+@pytest.mark.parametrize("verb", ["pack", "extract", "fetch"])
+def test_progress(verb: str, net: Path, dense: Path, bucket: Bucket, tmp_path: Path) -> None:
+    """What is made first and sent then is counted twice, from nothing to all of it."""
+    seen: list[tuple[int, int]] = []
+    out = f"{BUCKET}/x.safetensors"
+    if verb == "pack":
+        elsa.pack(dense, out, sparsities=[90], progress=lambda *now: seen.append(now))
+    elif verb == "extract":
+        elsa.extract(net, out, level=1, layout="csr", progress=lambda *now: seen.append(now))
+    else:
+        ship = tmp_path / "net.ship.safetensors"
+        elsa.ship(net, ship)
+        elsa.fetch(ship, out, level="dense", progress=lambda *now: seen.append(now))
+    again = next(at for at in range(1, len(seen)) if seen[at][0] < seen[at - 1][0])
+    made, sent = seen[:again], seen[again:]
+    assert made[-1][0] == made[-1][1]
+    assert sent == sorted(sent)
+    assert sent[-1] == (len(bucket.read("x.safetensors")),) * 2
+
+
 def test_the_commands(net: Path, dense: Path, bucket: Bucket, tmp_path: Path) -> None:
     """Local to store, store to store, standard input to a store; a summary with the size."""
     done = run("elsa-pack", dense, "--sparsities", "95,80", "-o", f"{BUCKET}/net.safetensors")
