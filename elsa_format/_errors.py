@@ -19,7 +19,7 @@ ElsaError
 │   └── packing     InfeasibleLevels · NoSuchTensor · NoGraph, which are FormatErrors too
 ├── OutputExists                the output is there already (exit code 1)
 ├── InputChanged                the input was modified while it was read (exit code 1)
-├── RemoteError                 a URL cannot be read (exit code 1)
+├── RemoteError                 a URL cannot be read or written (exit code 1)
 └── MissingExtra                a package is not installed that is needed (exit code 1)
 """
 
@@ -248,7 +248,7 @@ class InputChanged(ElsaError):
 
 
 class RemoteError(ElsaError):
-    """A URL cannot be read."""
+    """A URL cannot be read, or not be written."""
 
 
 class MissingExtra(ElsaError, ImportError):

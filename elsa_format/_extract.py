@@ -8,7 +8,7 @@ from typing import Any
 from elsa_format import _level_document
 from elsa_format._choose import check_layout, choose_level
 from elsa_format._container.header import TensorInfo
-from elsa_format._container.index import is_index
+from elsa_format._container.index import is_index, is_url
 from elsa_format._container.json import parse_document
 from elsa_format._delivery.network import DeliveryNetwork, DeliveryShards
 from elsa_format._errors import InvalidOption, NoSuchLevel
@@ -53,10 +53,10 @@ def extract(
 
     The level is given by number or name, or as the densest with at least a `sparsity` (percent, or
     a fraction below 1), or as the densest whose file has at most `max_size` bytes. Source and
-    target are paths or binary streams; neither needs to seek. The source may be a URL too. With
-    `keep_levels` the output stays an ELSA file that holds levels 1..level; it has no layout but
-    dense. A network of more than `max_bytes` is refused. Checksums are compared unless `verify` is
-    false, and on any error a file target is left as it was.
+    target are paths, URLs or binary streams; neither needs to seek. With `keep_levels` the output
+    stays an ELSA file that holds levels 1..level; it has no layout but dense. A network of more
+    than `max_bytes` is refused. Checksums are compared unless `verify` is
+    false, and on any error a target that is a file, here or in a store, is left as it was.
 
     With `whole`, the ELSA file of which a delivery file was made comes back byte for byte, and it
     returns "dense".
@@ -88,6 +88,7 @@ def extract(
         )
         check_layout(network, number, layout)
         several = isinstance(target, str | os.PathLike) and not is_special(target)
+        several = several and not is_url(os.fspath(target))  # type: ignore[arg-type]
         meter = Meter(progress, network.header.data_size)
         job = _Job(network, number, layout, verify, meter, jobs if several else 1)
         groups = [list(network.tensors)]
@@ -135,7 +136,8 @@ def _whole_shards(
                 output.write_at(position, block)
                 meter.tick(memoryview(block).nbytes)
             file.delivery.finish()
-        destination.commit([file.header.tensors.values() for file in files], network.about)
+        tensors = [file.header.tensors.values() for file in files]
+        destination.commit(tensors, network.about, progress)
 
 
 @dataclass(frozen=True)
@@ -194,7 +196,8 @@ class _Job:
                     places[name] = output, position + piece.nbytes
 
             self._read(copy)
-            destination.commit(files, self._index_metadata() if destination.sharded else {})
+            about = self._index_metadata() if destination.sharded else {}
+            destination.commit(files, about, self.meter.progress)
 
     def _index_metadata(self) -> dict[str, Any]:
         """What the shards of a level cannot say by themselves, as the digest of the whole."""
@@ -262,4 +265,4 @@ class _Job:
                         writer.append(name, block)
 
             self._read(copy)
-            writer.finish()
+            writer.finish(self.meter.progress)

@@ -8,6 +8,7 @@ import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -30,7 +31,7 @@ from elsa_format._errors import (
 )
 from elsa_format._network import Network
 from elsa_format._options import whole
-from elsa_format._output import is_special
+from elsa_format._output import is_special, localized
 from elsa_format._output.atomic import new_folders
 from elsa_format._output.directory import names_directory, refuse_others
 from elsa_format._profile import LevelLike, LevelNumber
@@ -39,6 +40,9 @@ from elsa_format._storage.local import FileStorage
 from elsa_format._storage.shards import shard_source
 from elsa_format._threads import Meter, Progress, no_progress
 from elsa_format.levels import Sparsity
+
+if TYPE_CHECKING:
+    from elsa_format._output.mirror import Mirror
 
 try:
     import fcntl
@@ -79,7 +83,8 @@ def fetch(
     to bring; `upgrade` is `level` for what must be there already. Of an index (.index.json) the
     files of all shards are brought, beside `out`. A model directory, here or at a URL that ends in
     a slash, is brought into a directory, its side files first: at a URL it has the list of them
-    that `ship` writes, `elsa-files.json`.
+    that `ship` writes, `elsa-files.json`. In a store, such as `s3://bucket/net.ship.safetensors`,
+    `out` is replaced when all of it is there.
 
     >>> first = fetch("net.ship.safetensors", "phone.ship.safetensors", sparsity=95)
     >>> more = fetch("net.ship.safetensors", "phone.ship.safetensors", upgrade=2)
@@ -89,31 +94,40 @@ def fetch(
     wishes = (level, sparsity, max_size, upgrade)
     if sum(wish is not None for wish in wishes) != 1:
         raise TypeError("give exactly one of level, sparsity, max_size, upgrade")
-    folder, side = None, list[SideFile]()
+    folder, side, target = None, list[SideFile](), localized(os.fspath(out))
     if is_folder(source):
         folder = Folder(source)
         source = folder.weights
-        if names_directory(out):
-            side = folder.side_files(Path(out))
-            out = Path(out, folder.weights_name)
-            refuse_others(out.parent, out.name)
-    if is_index(source) != is_index(out):
+    into = folder is not None and names_directory(target)
+    if not into and is_index(source) != is_index(target):
         raise InvalidOption("an index is fetched to an index, and a file to a file")
     if not is_url(source) and is_special(source):
         raise InvalidOption(f"{os.fspath(source)}: a pipe cannot be gone on with")
-    if is_special(out):
-        raise InvalidOption(f"{os.fspath(out)}: bytes are kept in a file, which grows")
-    if upgrade is not None and not os.path.exists(out):
-        raise InvalidOption(f"{os.fspath(out)}: is not there, and cannot be upgraded")
+    if is_special(target):
+        raise InvalidOption(f"{target}: bytes are kept in a file, which grows")
     with contextlib.ExitStack() as stack:
-        places: list[tuple[str | os.PathLike[str], Path]] = [(source, Path(out))]
+        mirror = _mirror(target, into, stack) if is_url(target) else None
+        path = mirror.path if mirror else Path(target)
+        if folder is not None and into:
+            side = folder.side_files(path)
+            path = path / folder.weights_name
+            refuse_others(target if mirror else path.parent, path.name)
+        places: list[tuple[str | os.PathLike[str], Path]] = [(source, path)]
+        files = [file.path for file in side]
         if is_index(source):
-            index, places = _shards(source, Path(out))
+            index, places = _shards(source, path)
             side.append(index)
+        files += [place for _, place in places]
+        if is_index(source):
+            files.append(path)
+        if mirror:
+            mirror.bring(files)
+        if upgrade is not None and not path.exists():
+            raise InvalidOption(f"{path}: is not there, and cannot be upgraded")
         wanted = missing(side, (path for _, path in places), force=force)
         extra = sum(file.entry.size for file in wanted)
         if folder is not None:
-            stack.enter_context(new_folders(Path(out).parent))
+            stack.enter_context(new_folders(path.parent))
         copies = [stack.enter_context(_Copy(where, path, force)) for where, path in places]
         prefixes = [copy.begin() for copy in copies]
         try:
@@ -130,9 +144,17 @@ def fetch(
             file.bring(meter, force=force)
         for copy in copies:
             copy.complete(part, meter)
+        if mirror:
+            mirror.send(files, progress)
         number: LevelNumber = part if part <= prefixes[0].levels else "dense"
         size = sum(file.entry.size for file in side) + sum(copy.have for copy in copies)
         return FetchReport(number, size, extra + sum(copy.fetched for copy in copies))
+
+
+def _mirror(url: str, folder: bool, stack: contextlib.ExitStack) -> "Mirror":
+    from elsa_format._output.mirror import Mirror  # only where there are stores
+
+    return stack.enter_context(Mirror(url, folder=folder))
 
 
 def _choose(

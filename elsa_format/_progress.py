@@ -33,6 +33,8 @@ class Bar:
     def __call__(self, done: int, total: int) -> None:
         """Draw, if it is time to."""
         now = time.monotonic()
+        if done < self.done:  # it is made, and now it is sent to a store
+            self.done, self.speed = 0, 0.0
         passed = now - self.drawn
         if now - self.started < FIRST or passed < PERIOD:
             return

@@ -14,11 +14,12 @@ from typing import Any
 from numpy.typing import NDArray
 
 from elsa_format._container.header import RESERVED, TensorInfo
-from elsa_format._container.index import index_bytes, is_index, shard_names
+from elsa_format._container.index import index_bytes, is_index, is_url, shard_names
 from elsa_format._counters import check_bits, refuse_unpackable
 from elsa_format._errors import ElsaError, TensorMismatch
 from elsa_format._output import Output, open_output
-from elsa_format._output.atomic import AtomicFile, sync_folder
+from elsa_format._output.shards import sibling
+from elsa_format._output.together import Unnamed, settle
 from elsa_format._writer import Contents, ShardWriter, Totals, refuse_same_names
 
 Exchange = Callable[[bytes], Sequence[bytes]]
@@ -54,6 +55,8 @@ class Together:
 
     def check_folder(self) -> None:
         """Refuse a folder that not all processes can write to and see one another's files in."""
+        if is_url(self.target):
+            return
         folder = Path(os.path.realpath(self.target)).parent
         probe = folder / f".elsa-{os.urandom(8).hex()}.tmp"
 
@@ -91,18 +94,20 @@ class SharedWriter:
         self._together, self._groups, self._contents = together, groups, contents
         self._own = [n for n, owner in enumerate(owners) if owner == together.process]
         self._first, self._force = together.process == 0, force
-        self._index = Path(together.target) if is_index(together.target) else None
+        self._index = together.target if is_index(together.target) else None
         self._names = shard_names(self._index, len(groups)) if self._index else []
         self._outputs: list[Output] = []
-        self._named: list[AtomicFile] = []
+        self._index_output: Output | None = None
+        self._named: list[Unnamed] = []
         self._shard_of: dict[str, ShardWriter] = {}
         self._problem: Exception | None = None
 
     @property
-    def files(self) -> list[Path]:
-        """The files that this process writes weights to."""
-        target = Path(self._together.target)
-        return [target.parent / self._names[n] if self._index else target for n in self._own]
+    def files(self) -> list[str]:
+        """The paths or URLs of the files that this process writes weights to."""
+        target = self._together.target
+        names = (self._names[n] if self._index else None for n in self._own)
+        return [target if name is None else os.fspath(sibling(target, name)) for name in names]
 
     def open(self, stack: contextlib.ExitStack) -> None:
         """Take what is written to, or refuse: nothing is there yet."""
@@ -114,7 +119,7 @@ class SharedWriter:
             self._outputs.append(output)
             self._shard_of |= dict.fromkeys(writer.tensors, writer)
         if self._index and self._first:
-            stack.enter_context(open_output(self._index, force=self._force))
+            self._index_output = stack.enter_context(open_output(self._index, force=self._force))
 
     def append(self, name: str, data: NDArray[Any]) -> None:
         """Store the next bytes of a tensor of this process; see `ShardWriter.append`.
@@ -150,14 +155,14 @@ class SharedWriter:
             for shard in shards:
                 shard.write_header(network)
             for output in self._outputs:
-                if isinstance(output, AtomicFile):
+                if isinstance(output, Unnamed):
                     output.sync()
 
         self._together.agree(write_headers)
         if self._index is None:
             self._together.agree(self._commit)
         else:
-            self._let_appear(self._index)
+            self._let_appear()
 
     def _no_lines(self) -> tuple[dict[str, str], ...] | None:
         return tuple({} for _ in self._contents.levels) if self._contents.digests else None
@@ -166,11 +171,12 @@ class SharedWriter:
         for output in self._outputs:
             output.commit()
 
-    def _let_appear(self, index: Path) -> None:
+    def _let_appear(self) -> None:
         def remove_old() -> None:
             if self._first and self._force:
-                index.unlink(missing_ok=True)
-                sync_folder(index)
+                assert isinstance(self._index_output, Unnamed)
+                self._index_output.lose_name()
+                settle([self._index_output])
 
         self._together.agree(remove_old)
         try:
@@ -191,7 +197,7 @@ class SharedWriter:
 
     def _take_names(self) -> None:
         for output in self._outputs:
-            assert isinstance(output, AtomicFile)
+            assert isinstance(output, Unnamed)
             output.take_name()
             self._named.append(output)
             output.close()
@@ -205,7 +211,7 @@ class SharedWriter:
             return
         assert self._index is not None
         with open_output(self._index, force=self._force) as output:
-            assert isinstance(output, AtomicFile)
+            assert isinstance(output, Unnamed)
             output.write_at(0, index_bytes(self._names, self._groups, self._contents.about))
             output.commit()
             self._named.append(output)

@@ -5,7 +5,6 @@ import os
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,14 +16,22 @@ from elsa_format._container.listing import NAME as LISTING
 from elsa_format._delivery.document import BLOCK, BLOCKS, SUFFIX, header_bytes
 from elsa_format._delivery.encoder import Encoder
 from elsa_format._delivery.network import DeliveryNetwork, DeliveryShards
-from elsa_format._errors import InvalidOption, NotElsa, OutputExists
+from elsa_format._errors import InvalidOption, NotElsa
 from elsa_format._level_network import LevelNetwork
 from elsa_format._network import Network
 from elsa_format._open import open_network
 from elsa_format._options import whole
-from elsa_format._output import Output, Target, is_special, open_output
-from elsa_format._output.atomic import AtomicFile, commit_together
+from elsa_format._output import (
+    Output,
+    Target,
+    UnnamedOutput,
+    is_special,
+    open_output,
+    open_unnamed,
+)
 from elsa_format._output.directory import InDirectory, in_directory
+from elsa_format._output.shards import sibling
+from elsa_format._output.together import commit_together
 from elsa_format._profile import LevelNumber
 from elsa_format._storage import Source
 from elsa_format._storage.directory import SHIP, weights_file
@@ -98,7 +105,7 @@ def ship(
                 encoder.finish()
                 made.append(_write(encoder, block, outputs, shard))
         check.finish()
-        outputs.commit()
+        outputs.commit(progress)
     sizes = {level: sum(one[level] for one in made) for level in made[0]}
     source_size = sum(part.file_size for part in network.parts)
     return ShipReport(sizes, source_size, tuple(outputs.names))
@@ -159,15 +166,15 @@ class _Outputs:
     ) -> None:
         self._target, self._index, self._split, self._force = target, index, split, force
         self._stack = stack
-        self._files: list[AtomicFile] = []
+        self._files: list[UnnamedOutput] = []
         self._stream: Output | None = None
         self._position = 0
-        self._waiting: list[AtomicFile] = []
-        self._index_file: AtomicFile | None = None
-        self._before: list[AtomicFile] = []
+        self._waiting: list[UnnamedOutput] = []
+        self._index_file: UnnamedOutput | None = None
+        self._before: list[UnnamedOutput] = []
         if isinstance(target, InDirectory):
             copies = stack.enter_context(target.side_files(force=force))
-            listed = self._file(os.path.join(target.folder, LISTING))
+            listed = self._file(target.place(LISTING))
             listed.write_at(0, target.listing().to_bytes())
             self._before = [*copies, listed]
         if index is not None:
@@ -180,19 +187,20 @@ class _Outputs:
         else:
             self._stream = stack.enter_context(open_output(target, in_order=True))
 
-    def _file(self, path: str) -> AtomicFile:
-        file = AtomicFile(path, force=self._force)
+    def _file(self, path: str) -> UnnamedOutput:
+        alone = self._index is None and not self._split  # others wait, in memory if in order
+        file = open_unnamed(path, force=self._force, in_order=alone, beside=self._index_file)
         self._stack.callback(file.discard)
         return file
 
     def _path(self, shard: str) -> str:
         assert isinstance(self._target, str | os.PathLike)
-        return str(Path(self._target).parent / delivery_name(shard))
+        return os.fspath(sibling(self._target, delivery_name(shard)))
 
     def _check(self, path: str) -> None:
         """Refuse at once, not when all has been coded."""
-        if not self._force and os.path.exists(path):
-            raise OutputExists(f"{path}: exists already", "{force} replaces it", force=True)
+        if not self._force:
+            open_unnamed(path, beside=self._index_file).discard()
 
     @property
     def names(self) -> list[str]:
@@ -226,12 +234,12 @@ class _Outputs:
         (self._stream or self._files[-1]).write_at(self._position, data)
         self._position += memoryview(data).nbytes
 
-    def commit(self) -> None:
+    def commit(self, progress: Progress) -> None:
         """Let everything appear."""
         if self._stream is not None:
             self._stream.commit()
         elif self._index is None or self._index_file is None:
-            commit_together([*self._before, *self._files])
+            commit_together([*self._before, *self._files], progress=progress)
         else:
             weight_map = {n: delivery_name(f) for n, f in self._index.weight_map.items()}
             document: dict[str, Mapping[str, Any]] = {
@@ -240,6 +248,5 @@ class _Outputs:
             }
             text = dump({key: dict(sorted(value.items())) for key, value in document.items()})
             self._index_file.write_at(0, text.encode())
-            old = self._index_file.path if self._force else None
             files = [*self._before, *self._files, self._index_file]
-            commit_together(files, instead_of=old)
+            commit_together(files, renew=self._force, progress=progress)

@@ -18,6 +18,8 @@ from types import FrameType
 
 SECONDS = 0.5
 """For which the end waits while an output takes its name."""
+STORE_SECONDS = 5.0
+"""For which it waits while a store takes back what it was sent."""
 
 _ending = False
 
@@ -65,8 +67,9 @@ def _listen(heard: int, hear: Callable[[int, FrameType | None], None]) -> None:
 
 def _end(number: int) -> None:
     try:
-        if output := sys.modules.get("elsa_format._output.atomic"):
-            output.leave_nothing(SECONDS)
+        for kind, seconds in (("store", STORE_SECONDS), ("atomic", SECONDS)):
+            if output := sys.modules.get(f"elsa_format._output.{kind}"):
+                output.leave_nothing(seconds)
         if os.isatty(2) and select.select([], [2], [], 0)[1]:
             os.write(2, b"\n")
     finally:
@@ -76,4 +79,4 @@ def _end(number: int) -> None:
 def wait_if_ending() -> None:
     """Say and do no more once a signal was heard, such as that a pipe, too, has come to its end."""
     if _ending:
-        time.sleep(2 * SECONDS)
+        time.sleep(2 * (SECONDS + STORE_SECONDS))

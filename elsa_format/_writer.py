@@ -33,6 +33,7 @@ from elsa_format._profile import (
     plain_numbers,
     variant_name,
 )
+from elsa_format._threads import Progress, no_progress
 
 
 @dataclass(frozen=True)
@@ -276,14 +277,15 @@ class NetworkWriter:
         """Store the next bytes of a tensor; see `ShardWriter.append`."""
         self._shard_of[name].append(name, data)
 
-    def finish(self) -> Profile:
+    def finish(self, progress: Progress = no_progress) -> Profile:
         """Write the headers, let the files appear, and give the profile of the network."""
         totals = [shard.close_data() for shard in self.shards]
         network = totals[0]
         for more in totals[1:]:
             network += more
         profiles = [shard.write_header(network) for shard in self.shards]
-        self.destination.commit([shard.tensors.values() for shard in self.shards], self._about)
+        tensors = [shard.tensors.values() for shard in self.shards]
+        self.destination.commit(tensors, self._about, progress)
         return join_profiles(profiles)
 
 

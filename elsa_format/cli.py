@@ -50,6 +50,7 @@ __all__ = [
     "say",
     "shard_size_option",
     "show_size",
+    "shown",
     "standard_input",
     "standard_output",
     "table",
@@ -103,7 +104,12 @@ MAX_BYTES = click.option(
     help="Refuse a network whose header or tensors, as dense arrays, take more than this.",
 )
 OUTPUT = click.option(
-    "-o", "--output", "target", metavar="OUT", required=True, help="File, or - for stdout."
+    "-o",
+    "--output",
+    "target",
+    metavar="OUT",
+    required=True,
+    help="File, URL such as s3://…, or - for stdout.",
 )
 PRINTED = click.option(
     "-o", "--output", "printed", metavar="OUT", default="-", help="Print to a file instead."
@@ -276,7 +282,7 @@ def report(
     result: dict[str, Any], summary: str, target: str, *, as_json: bool, quiet: bool
 ) -> None:
     """Tell what was written: to people on stderr, or as JSON on stdout unless the data is there."""
-    text = json.dumps({"output": target, **result}, indent=2)
+    text = json.dumps({"output": shown(target), **result}, indent=2)
     if as_json and target != "-" and descriptor(target) != 1:
         answer(text)
     elif as_json or (summary and not quiet):
@@ -314,6 +320,15 @@ def _give_up(stream: Any) -> None:
     if stream is not None and stream in (sys.__stdout__, sys.__stderr__):  # not a test's
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def shown(target: str) -> str:
+    """A target as people are told of it: of a URL, without what may be secret."""
+    if not is_url(target):
+        return target
+    from elsa_format._storage.http_client import redact  # only where there are URLs
+
+    return redact(target)
 
 
 def standard_input() -> IO[bytes]:

@@ -3,7 +3,6 @@
 import json
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -176,7 +175,7 @@ def _check_file(together: Together, writer: SharedWriter, result: Result) -> Non
 
 
 def _compare_levels(
-    path: str, parts: Sequence[Sequence[dict[str, str]]], files: Sequence[Path], result: Result
+    path: str, parts: Sequence[Sequence[dict[str, str]]], files: Sequence[str], result: Result
 ) -> None:
     headers = []
     for file in files:

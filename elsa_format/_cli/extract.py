@@ -46,6 +46,7 @@ def command(
     elsa-extract net.safetensors --sparsity 90 --layout bitmask -o small.safetensors
     elsa-extract net.safetensors --max-size 20MB --layout csr -o small.safetensors
     cat net.safetensors | elsa-extract - --level 1 -o - > level1.safetensors
+    elsa-extract s3://bucket/net.safetensors --level 1 -o s3://bucket/level1.safetensors
     elsa-extract small.safetensors --layout dense -o level3.safetensors
     elsa-extract net.ship.safetensors --whole -o net.safetensors
     """
@@ -66,9 +67,10 @@ def command(
         )
     size = None if target == "-" else cli.written_size(target)
     kept = options["keep_levels"]
-    summary = f"{target}: levels 1 to {level}" if kept else f"{target}: level {level}"
+    name = cli.shown(target)
+    summary = f"{name}: levels 1 to {level}" if kept else f"{name}: level {level}"
     if options["whole"]:
-        kept, summary = True, f"{target}: the whole network"
+        kept, summary = True, f"{name}: the whole network"
     summary += "" if size is None else f", {cli.show_size(size)}"
     summary += "" if kept else f" as {options['layout']}"
     cli.report(

@@ -102,6 +102,7 @@ def command(
     \b
     elsa-pack dense.safetensors --sparsities 95,90,80 -o net.safetensors
     elsa-pack bert --sparsities 90,80,50 -o bert-elsa
+    elsa-pack dense.safetensors --sparsities 95,90,80 -o s3://bucket/net.safetensors
     elsa-pack dense.safetensors --sparsities 1:8,1:4,2:4 --exclude 'head*' -o net.safetensors
     elsa-pack dense.safetensors --level s95.safetensors --level s90.safetensors \\
         --per-level '*running*' -o net.safetensors
@@ -130,7 +131,9 @@ def command(
             **options,
         )
     size = None if target == "-" else cli.written_size(target)
-    summary = _summary(packed) + ("" if size is None else f"\n{target}: {cli.show_size(size)}")
+    summary = _summary(packed) + (
+        "" if size is None else f"\n{cli.shown(target)}: {cli.show_size(size)}"
+    )
     cli.report(_as_json(packed, size), summary, target, as_json=as_json, quiet=quiet)
 
 

@@ -61,7 +61,7 @@ def command(
         "source": made.source,
         "files": made.files,
     }
-    summary = f"{target}: the first bytes are\n{_table(made)}" if target != "-" else ""
+    summary = f"{cli.shown(target)}: the first bytes are\n{_table(made)}" if target != "-" else ""
     cli.report(result, summary, target, as_json=as_json, quiet=quiet)
 
 

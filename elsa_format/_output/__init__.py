@@ -2,16 +2,21 @@
 
 import contextlib
 import os
+import re
 import stat
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, Protocol, TypeVar
 
-from elsa_format._output.atomic import AtomicFile, commit_together
+from elsa_format._container.index import is_url
+from elsa_format._output.atomic import AtomicFile
 from elsa_format._output.streams import Pipe, Spool
+from elsa_format._output.together import Unnamed, commit_together
+from elsa_format._threads import Progress, no_progress
 
 Target = str | os.PathLike[str] | IO[bytes]
-"""A path, or a writable binary stream such as sys.stdout.buffer."""
+"""A path, the URL of a store, or a writable binary stream such as sys.stdout.buffer."""
+
+T = TypeVar("T")
 
 
 class Output(Protocol):
@@ -31,7 +36,7 @@ def open_output(target: Target, *, force: bool = False, in_order: bool = False) 
     with contextlib.ExitStack() as stack:
         output: Output
         if isinstance(target, str | os.PathLike) and not is_special(target):
-            output = AtomicFile(target, force=force)
+            output = open_unnamed(target, force=force, in_order=in_order)
         else:
             if isinstance(target, str | os.PathLike):
                 number = descriptor(target)
@@ -43,6 +48,40 @@ def open_output(target: Target, *, force: bool = False, in_order: bool = False) 
             output = pipe if in_order else Spool(pipe)
         stack.callback(output.discard)
         yield output
+
+
+class UnnamedOutput(Output, Unnamed, Protocol):
+    """A file, here or in a store."""
+
+    name: str
+    """For messages."""
+
+
+def open_unnamed(
+    target: str | os.PathLike[str],
+    *,
+    force: bool = False,
+    in_order: bool = False,
+    beside: UnnamedOutput | None = None,
+) -> UnnamedOutput:
+    """The file at a path or URL, which is in the same store as another that is `beside` it."""
+    place = localized(os.fspath(target))
+    if not is_url(place):
+        return AtomicFile(place, force=force)
+    # Imported here, so that those who never write to a URL do not wait for HTTP and TLS.
+    from elsa_format._output.store import StoreFile
+
+    neighbour = beside if isinstance(beside, StoreFile) else None
+    return StoreFile(place, force=force, in_order=in_order, beside=neighbour)
+
+
+def localized(target: T) -> T | str:
+    """The target, or if it is the URL of a file on this machine, its path."""
+    if isinstance(target, str) and re.match("(file|local)://", target, re.IGNORECASE):
+        from elsa_format._storage.fsspec import find_store
+
+        return find_store(target)[1]
+    return target
 
 
 def is_special(path: str | os.PathLike[str]) -> bool:
@@ -64,11 +103,16 @@ def descriptor(path: str | os.PathLike[str]) -> int | None:
     return int(name) if own and name.isdecimal() else None
 
 
-def commit_outputs(outputs: Sequence[Output], *, instead_of: Path | None = None) -> None:
-    """Let outputs appear that belong together, the last only while all others are there."""
-    files = [output for output in outputs if isinstance(output, AtomicFile)]
+def commit_outputs(
+    outputs: Sequence[Output], *, renew: bool = False, progress: Progress = no_progress
+) -> None:
+    """Let outputs appear that belong together, the last only while all others are there.
+
+    To `renew` it, an old one goes before the others come.
+    """
+    files = [output for output in outputs if isinstance(output, Unnamed)]
     if len(files) == len(outputs):
-        commit_together(files, instead_of=instead_of)
+        commit_together(files, renew=renew, progress=progress)
         return
     for output in outputs:  # a device or pipe among them
         output.commit()

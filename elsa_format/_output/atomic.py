@@ -4,16 +4,15 @@ import contextlib
 import errno
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from elsa_format._errors import OutputExists
+from elsa_format._output import together
 
 _OPEN_FILES = "/proc/self/fd"
 
-_names = threading.RLock()
-"""Held while names come and go: who has it finds all as it was, or all as it will be."""
 _temporary: set[Path] = set()
 _folders: list[Path] = []
 """Made for files that have no name yet."""
@@ -21,7 +20,7 @@ _folders: list[Path] = []
 
 def leave_nothing(seconds: float) -> None:
     """Remove what has a temporary name, and let no name come or go any more: the process ends."""
-    _names.acquire(timeout=seconds)
+    together.names.acquire(timeout=seconds)
     for path in _temporary:
         path.unlink(missing_ok=True)
     for folder in reversed(_folders):
@@ -36,13 +35,13 @@ def new_folders(path: Path) -> Iterator[None]:
     made: list[Path] = []
     try:
         for folder in reversed(missing):
-            with _names:
+            with together.names:
                 folder.mkdir(exist_ok=True)
                 made.append(folder)
                 _folders.append(folder)
         yield
     finally:
-        with _names:
+        with together.names:
             for folder in reversed(made):
                 _remove_empty(folder)
                 _folders.remove(folder)
@@ -51,15 +50,6 @@ def new_folders(path: Path) -> Iterator[None]:
 def _remove_empty(folder: Path) -> None:
     with contextlib.suppress(OSError):
         folder.rmdir()
-
-
-def _renew() -> None:
-    global _names
-    _names = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):  # a fork has none of its parent's threads
-    os.register_at_fork(after_in_child=_renew)
 
 
 class AtomicFile:
@@ -92,7 +82,7 @@ class AtomicFile:
                 return os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o666)
         # Without O_BINARY, Windows would write a carriage return before every byte 10.
         flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | getattr(os, "O_BINARY", 0)
-        with _names:
+        with together.names:
             try:
                 return os.open(self._take_temporary(), flags, 0o666)
             except BaseException:
@@ -129,9 +119,11 @@ class AtomicFile:
 
     def commit(self) -> None:
         """Make the bytes durable, then give them their name."""
-        commit_together([self])
+        together.commit_together([self])
 
-    def sync(self) -> None:
+    waiting = 0
+
+    def sync(self, tick: Callable[[int], object] = lambda size: None) -> None:
         """Make the bytes durable."""
         with self._naming_output():
             if self.fd >= 0:
@@ -142,7 +134,7 @@ class AtomicFile:
         self.sync()
         with self._naming_output():
             if self._temporary is None:
-                with _names:
+                with together.names:
                     _link_open_file(self.fd, self._take_temporary())
             self._close()
 
@@ -185,7 +177,7 @@ class AtomicFile:
     def close(self) -> None:
         """Make the name durable."""
         self._close()
-        sync_folder(self.path)
+        together.sync_folder(self.path)
 
     def _close(self) -> None:
         if self.fd >= 0:
@@ -209,47 +201,8 @@ class AtomicFile:
     def discard(self) -> None:
         """Close without leaving anything; harmless after `commit`."""
         self._close()
-        with _names:
+        with together.names:
             self._remove_temporary()
-
-
-def commit_together(files: Sequence[AtomicFile], *, instead_of: Path | None = None) -> None:
-    """Let files appear that are of use only together, all or none.
-
-    No file system names several files at once, so the order makes up for it, even if the power
-    fails: the last is there only while all others are, and an old one goes first.
-    """
-    *others, last = files
-    for file in files:
-        file.sync()
-    named: list[AtomicFile] = []
-    with _names:
-        try:
-            if instead_of is not None:
-                instead_of.unlink(missing_ok=True)
-                sync_folder(instead_of)
-            for file in others:
-                file.take_name()
-                named.append(file)
-            for path in {file.path.parent: file.path for file in others}.values():
-                sync_folder(path)
-            last.take_name()
-        except BaseException:
-            for file in named:
-                file.lose_name()
-            raise
-    for file in files:
-        file.close()
-
-
-def sync_folder(path: Path) -> None:
-    """Make names beside a path durable."""
-    with contextlib.suppress(OSError):  # not every directory can be synced
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
 
 def _link_open_file(fd: int, path: Path) -> None:

@@ -7,13 +7,24 @@ from pathlib import Path
 from typing import Any
 
 from elsa_format._container.header import TensorInfo
-from elsa_format._container.index import index_bytes, is_index, shard_names
+from elsa_format._container.index import index_bytes, is_index, is_url, shard_names
+from elsa_format._errors import RemoteError
 from elsa_format._options import whole
-from elsa_format._output import Output, Target, commit_outputs, is_special, open_output
-from elsa_format._output.atomic import AtomicFile
+from elsa_format._output import (
+    Output,
+    Target,
+    UnnamedOutput,
+    commit_outputs,
+    is_special,
+    localized,
+    open_output,
+    open_unnamed,
+)
 from elsa_format._output.directory import InDirectory
-from elsa_format._storage.directory import weights_file
-from elsa_format._storage.shards import read_index
+from elsa_format._storage import open_storage
+from elsa_format._storage.directory import candidates_of, weights_file
+from elsa_format._storage.shards import read_index, shard_source
+from elsa_format._threads import Progress, no_progress
 
 
 def check_shard_size(target: Target, max_size: int | None) -> None:
@@ -59,25 +70,35 @@ class Destination:
     def __init__(
         self,
         outputs: Sequence[Output],
-        before: Sequence[AtomicFile],
+        before: Sequence[UnnamedOutput],
         names: Sequence[str] = (),
-        index: AtomicFile | None = None,
+        index: UnnamedOutput | None = None,
+        *,
+        force: bool = False,
     ) -> None:
         self.outputs, self._before, self._names, self._index = outputs, before, names, index
+        self._force = force
 
     @property
     def sharded(self) -> bool:
         """Whether there is an index."""
         return self._index is not None
 
-    def commit(self, tensors: Sequence[Iterable[TensorInfo]], about: Mapping[str, Any]) -> None:
-        """Everything is written: let it appear, and an index of each file's tensors last."""
-        outputs, old = [*self._before, *self.outputs], None
+    def commit(
+        self,
+        tensors: Sequence[Iterable[TensorInfo]],
+        about: Mapping[str, Any],
+        progress: Progress = no_progress,
+    ) -> None:
+        """Everything is written: let it appear, and an index of each file's tensors last.
+
+        Progress is that of sending it to a store.
+        """
+        outputs = [*self._before, *self.outputs]
         if self._index is not None:
             self._index.write_at(0, index_bytes(self._names, tensors, about))
             outputs.append(self._index)
-            old = self._index.path if self._index.force else None
-        commit_outputs(outputs, instead_of=old)
+        commit_outputs(outputs, renew=self.sharded and self._force, progress=progress)
 
 
 @contextlib.contextmanager
@@ -86,7 +107,7 @@ def open_destination(
 ) -> Iterator[Destination]:
     """The outputs for a target, `count` if it is an index; discarded unless they are committed."""
     with contextlib.ExitStack() as stack:
-        before: Sequence[AtomicFile] = ()
+        before: Sequence[UnnamedOutput] = ()
         if isinstance(target, InDirectory):
             before = stack.enter_context(target.side_files(force=force))
         if not isinstance(target, str | os.PathLike) or not is_index(target):
@@ -94,19 +115,52 @@ def open_destination(
             yield Destination([output], before)
             return
         names = shard_names(target, count)
+        index = open_unnamed(target, force=force)
+        stack.callback(index.discard)
         files = []
-        for path in (Path(target), *(Path(target).parent / name for name in names)):
-            files.append(AtomicFile(path, force=force))
+        for name in names:
+            files.append(open_unnamed(sibling(target, name), force=force, beside=index))
             stack.callback(files[-1].discard)
-        yield Destination(files[1:], before, names, index=files[0])
+        yield Destination(files, before, names, index, force=force)
+
+
+def sibling(target: str | os.PathLike[str], name: str) -> str | os.PathLike[str]:
+    """The path or URL of a file beside another."""
+    place = os.fspath(target)
+    if is_url(place):
+        return shard_source(place, name)  # type: ignore[return-value]
+    return Path(place).parent / name
 
 
 def written_size(target: str | os.PathLike[str]) -> int | None:
     """Bytes of a file, of an index with its shards, of a directory's weights; None for a pipe."""
-    target = weights_file(target)
+    target = weights_file(localized(target))
+    if is_url(target):
+        with contextlib.suppress(RemoteError):  # gone already
+            return _stored_size(_stored_weights(os.fspath(target)))
+        return None
     if is_special(target) or not os.path.exists(target):  # or gone already
         return None
     size = os.path.getsize(target)
     if is_index(target):
         size += sum(os.path.getsize(Path(target).parent / n) for n in read_index(target)[0].files)
+    return size
+
+
+def _stored_weights(url: str) -> str:
+    """A file in a store; of a folder, the one with the weights."""
+    if url.endswith(".safetensors") or is_index(url):
+        return url
+    from elsa_format._storage.fsspec import list_store  # only where there are stores
+
+    found = candidates_of(list_store(url))
+    return f"{url.rstrip('/')}/{found[0]}" if len(found) == 1 else url
+
+
+def _stored_size(url: str | os.PathLike[str]) -> int:
+    """Bytes of a file in a store, of an index with its shards."""
+    with contextlib.closing(open_storage(url)) as storage:
+        size = storage.size or 0
+    if is_index(url):
+        size += sum(_stored_size(sibling(url, name)) for name in read_index(url)[0].files)
     return size

@@ -1,9 +1,19 @@
 """Streams as outputs: pipes, devices, and what a caller hands over."""
 
 import contextlib
+import os
 import tempfile
-from collections.abc import Iterator
-from typing import IO, Any
+from collections.abc import Callable, Iterator
+from typing import IO, Any, Protocol
+
+
+class Along(Protocol):
+    """What is written front to back."""
+
+    position: int
+
+    def write_at(self, position: int, data: Any) -> None: ...
+    def commit(self) -> None: ...
 
 
 class Pipe:
@@ -36,7 +46,7 @@ class Pipe:
 class Spool:
     """A pipe whose content is written out of order: kept on disk, then copied."""
 
-    def __init__(self, pipe: Pipe) -> None:
+    def __init__(self, pipe: Along) -> None:
         self.pipe = pipe
         with _naming(tempfile.gettempdir()):
             self.file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - see commit, discard
@@ -49,11 +59,17 @@ class Spool:
             while view:
                 view = view[self.file.write(view) :]
 
-    def commit(self) -> None:
+    @property
+    def size(self) -> int:
+        """Bytes that are kept."""
+        return os.fstat(self.file.fileno()).st_size
+
+    def commit(self, tick: Callable[[int], object] = lambda size: None) -> None:
         """Copy everything to the stream."""
         self.file.seek(0)
         while block := self.file.read(1 << 20):
             self.pipe.write_at(self.pipe.position, block)
+            tick(len(block))
         self.pipe.commit()
         self.file.close()
 

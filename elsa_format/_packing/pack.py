@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from elsa_format._container.header import TensorInfo
-from elsa_format._container.index import is_index
+from elsa_format._container.index import is_index, is_url
 from elsa_format._container.json import is_text
 from elsa_format._counters import (
     MAX_LEVELS,
@@ -25,6 +25,7 @@ from elsa_format._counters import (
 from elsa_format._errors import (
     InfeasibleLevels,
     InvalidCheckpoint,
+    InvalidOption,
     NoSuchTensor,
     OutputExists,
     TensorMismatch,
@@ -116,7 +117,8 @@ def pack(
     are not nested, but with `nest_all`, nor are layers that N:M does not divide.
 
     An `out` that ends in `.index.json` is written in shards, those of the input or, given
-    `max_shard_size`, as many as it takes; `jobs` shards are written at a time.
+    `max_shard_size`, as many as it takes; `jobs` shards are written at a time. It may be a URL of a
+    store, such as `s3://bucket/net.safetensors`.
 
     >>> report = pack("dense.safetensors", "packed.safetensors", sparsities=[95, 90, 80])
     >>> report.nested, report.shared
@@ -208,7 +210,7 @@ def pack(
             job.run(writer, progress, jobs)
             for checkpoint in sources:
                 checkpoint.check_unchanged()
-            profile = writer.finish()
+            profile = writer.finish(progress)
         report = job.report(profile, left)
         if template is not None:
             network.write_template(template, os.fspath(out), force=force)  # type: ignore[arg-type]
@@ -221,6 +223,8 @@ def _check_template(
     """Refuse before packing what writing the template could fail for."""
     if not isinstance(out, str | os.PathLike):
         raise TypeError("a template points into a file, and the output is a stream")
+    if is_url(os.fspath(out)):
+        raise InvalidOption("a template points into a file beside it, and the output is in a store")
     network.check_template(template, out)
     if not force and os.path.exists(template):
         exists = f"{os.fspath(template)}: exists already"

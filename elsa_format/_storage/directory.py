@@ -9,7 +9,7 @@ import errno
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -109,8 +109,14 @@ def weights_file(source: Any, *, torch: bool = False) -> Any:
 
 def candidates(folder: Path, *, torch: bool = False) -> list[str]:
     """What may be meant by a directory's weights: several only if nothing tells between them."""
-    parsed = {name: WeightsName.parse(name, torch=torch) for name in sorted(os.listdir(folder))}
-    found = {n: it for n, it in parsed.items() if it and not os.path.isdir(folder / n)}
+    names = [name for name in os.listdir(folder) if not os.path.isdir(folder / name)]
+    return candidates_of(names, torch=torch)
+
+
+def candidates_of(names: Iterable[str], *, torch: bool = False) -> list[str]:
+    """What may be meant by the weights, by the names of a directory's files."""
+    parsed = {name: WeightsName.parse(name, torch=torch) for name in sorted(names)}
+    found = {name: it for name, it in parsed.items() if it}
     return [name for name, it in found.items() if not it.variants] or list(found)
 
 

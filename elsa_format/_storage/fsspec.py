@@ -3,10 +3,41 @@
 import contextlib
 import re
 from collections.abc import Iterator
+from typing import Any
 
 from elsa_format._errors import ElsaError, RemoteError
+from elsa_format._storage.base import Reader, Window
 from elsa_format._storage.http_client import redact
 from elsa_format._storage.local import StreamStorage
+from elsa_format._threads import Stopped
+
+FIRST, MOST = 1 << 16, 1 << 23
+"""Bytes of the first request at a place, and of the largest: each is twice the one before."""
+
+
+def find_store(url: str, **options: Any) -> tuple[Any, str]:
+    """The store of a URL, and what the file is called there."""
+    try:
+        import fsspec.core
+    except ImportError:
+        raise RemoteError(
+            f"{redact(url)}: only http and https are built in; for others, "
+            "pip install 'elsa-format[remote]'"
+        ) from None
+    store, path = fsspec.core.url_to_fs(url, **options)
+    return store, str(path)
+
+
+def list_store(url: str) -> list[str]:
+    """The names of the files in a folder of a store."""
+    with store_errors(url):
+        store, path = find_store(url)
+        store.invalidate_cache()
+        try:
+            found = store.ls(path, detail=True)
+        except FileNotFoundError:
+            return []
+        return [each["name"].rpartition("/")[2] for each in found if each["type"] == "file"]
 
 
 class FsspecStorage(StreamStorage):
@@ -15,45 +46,80 @@ class FsspecStorage(StreamStorage):
     high_latency = True
 
     def __init__(self, url: str) -> None:
-        try:
-            import fsspec
-        except ImportError:
-            raise RemoteError(
-                f"{redact(url)}: only http and https are built in; for others, "
-                "pip install 'elsa-format[remote]'"
-            ) from None
         self._url = url
-        with _store_errors(url), contextlib.ExitStack() as stack:
-            stream = stack.enter_context(contextlib.closing(fsspec.open(url, "rb").open()))
+        with store_errors(url), contextlib.ExitStack() as stack:
+            store, path = find_store(url)
+            # Ranges are asked for below; a cache would read on, by up to 50 MiB on S3.
+            stream = stack.enter_context(contextlib.closing(store.open(path, cache_type="none")))
             super().__init__(stream, redact(url))
             stack.pop_all()
 
     def read_at(self, position: int, view: memoryview) -> int:
-        with _store_errors(self._url):
+        with store_errors(self._url):
             return super().read_at(position, view)
 
+    def reader(self, start: int, stop: int) -> Reader:
+        return _Ahead(self, start, min(stop, self.size))
+
     def close(self) -> None:
-        with _store_errors(self._url):
+        with store_errors(self._url):
             self._stream.close()
 
 
+class _Ahead(Window):
+    """A range, asked for in few requests; where it is left early, little was read in vain."""
+
+    def __init__(self, storage: FsspecStorage, start: int, stop: int) -> None:
+        super().__init__(storage, start, stop)
+        self._data, self._next = memoryview(b""), FIRST
+
+    def readinto(self, buffer: Any, /) -> int:
+        view = memoryview(buffer)[: max(self.stop - self.position, 0)]
+        if not self._data and view:
+            data = memoryview(bytearray(min(self._next, self.stop - self.position)))
+            self._data = data[: self.storage.read_at(self.position, data)]
+            self._next = min(2 * self._next, MOST)
+        count = min(len(view), len(self._data))
+        view[:count] = self._data[:count]
+        self._data = self._data[count:]
+        self.position += count
+        return count
+
+    def seek(self, position: int, /) -> None:
+        ahead = position - self.position
+        if 0 <= ahead < len(self._data):
+            self._data = self._data[ahead:]
+        else:
+            self._data, self._next = memoryview(b""), FIRST
+        self.position = position
+
+
 _STORE_ERRORS: dict[type[Exception], str] = {
-    FileNotFoundError: "no such file",
     PermissionError: "permission denied",
     IsADirectoryError: "is a directory",
     TimeoutError: "no answer in time",
     ConnectionRefusedError: "connection refused",
     ConnectionError: "the connection broke",
 }
+_BY_NAME = {
+    "NoCredentialsError": "no credentials were found",
+    "ConnectTimeoutError": "no answer in time",
+    "ReadTimeoutError": "no answer in time",
+    "EndpointConnectionError": "no connection",
+    "ConnectionClosedError": "the connection broke",
+}
+"""Errors of botocore, which says in several lines what no class of Python's tells."""
 
 
 @contextlib.contextmanager
-def _store_errors(url: str) -> Iterator[None]:
+def store_errors(url: str, missing: str = "no such file") -> Iterator[None]:
     """Stores have errors of their own, which need not be OSError and may quote secrets."""
     try:
         yield
-    except ElsaError:
+    except (ElsaError, Stopped):
         raise
+    except FileNotFoundError as error:
+        raise RemoteError(f"{redact(url)}: {missing}") from error
     except Exception as error:
         raise RemoteError(f"{redact(url)}: {_store_error(error, url)}") from error
 
@@ -62,6 +128,8 @@ def _store_error(error: Exception, url: str) -> str:
     for kind, words in _STORE_ERRORS.items():
         if isinstance(error, kind):
             return words
+    if type(error).__name__ in _BY_NAME:
+        return _BY_NAME[type(error).__name__]
     said = getattr(error, "strerror", None)
     if isinstance(error, ImportError) or str(error).startswith("Protocol not known"):
         said = str(error)  # fsspec's advice on what to install

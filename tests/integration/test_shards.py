@@ -22,6 +22,7 @@ from safetensors.numpy import load_file, save_file
 import elsa_format as elsa
 from elsa_format._level_reader import LevelReader
 from elsa_format._output import shards as _shard_output
+from elsa_format._output.atomic import AtomicFile
 from elsa_format._packing.arrays import ArrayCheckpoint
 
 BIN = Path(sys.executable).parent
@@ -313,13 +314,13 @@ def test_an_index_is_there_only_with_all_its_shards(
 ) -> None:
     """A crash while shards are replaced leaves no index that names a mixture."""
     seen = []
-    take_name = _shard_output.AtomicFile.take_name
+    take_name = AtomicFile.take_name
 
     def watched(self: Any) -> None:
         seen.append(packed_index.exists())
         take_name(self)
 
-    monkeypatch.setattr(_shard_output.AtomicFile, "take_name", watched)
+    monkeypatch.setattr(AtomicFile, "take_name", watched)
     elsa.pack(index, packed_index, sparsities=[50], force=True)
     assert seen == [False] * 4
     assert packed_index.exists()

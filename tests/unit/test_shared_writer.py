@@ -199,3 +199,19 @@ def test_a_line_does_not_depend_on_blocks():
         whole = tensor_line(info, [array], nested=nested)
         parts = [array[start : start + 8] for start in range(0, array.size, 8)]
         assert tensor_line(info, parts, nested=nested) == whole
+
+
+def test_a_store_holds_the_same_bytes(tmp_path):
+    """Also where an older network is replaced."""
+    fsspec = pytest.importorskip("fsspec")
+    assert all_write(tmp_path / "m.index.json") == [None] * PROCESSES
+    store = fsspec.filesystem("memory")
+    for force in (False, True):
+        assert all_write("memory://shared/m.index.json", force=force) == [None] * PROCESSES
+        names = sorted(path.name for path in tmp_path.iterdir())
+        assert sorted(name.rpartition("/")[2] for name in store.find("/shared")) == names
+        for name in names:
+            assert store.cat(f"/shared/{name}") == (tmp_path / name).read_bytes()
+    refused = all_write("memory://shared/m.index.json")
+    assert all("exists already" in str(error) for error in refused)
+    store.rm("/shared", recursive=True)

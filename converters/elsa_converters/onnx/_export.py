@@ -36,6 +36,7 @@ from elsa_format.plugins import (
     commit_outputs,
     dump,
     is_special,
+    is_url,
     no_progress,
     of_array,
     open_output,
@@ -206,7 +207,7 @@ def _is_external(asked: bool | None, proto: ModelProto, entries: Iterable[Entry]
 
 
 def _data_output(stack: contextlib.ExitStack, target: Target, force: bool) -> tuple[str, Output]:
-    if not isinstance(target, str | os.PathLike) or is_special(target):
-        raise MisplacedOutput("external data needs a model file to stand beside, not a stream")
+    if not isinstance(target, str | os.PathLike) or is_special(target) or is_url(target):
+        raise MisplacedOutput("external data needs a model file on disk to stand beside")
     path = Path(target).with_name(Path(target).name + ".data")
     return location_of(Path(path.name)), stack.enter_context(open_output(path, force=force))
