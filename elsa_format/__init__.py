@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from elsa_format._verify import Report, verify
     from elsa_format._writer import LevelSpec, write
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "AlreadyPacked",
