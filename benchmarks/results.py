@@ -109,40 +109,42 @@ def rows_of(folder: Path) -> list[list[Row]]:
 
 def table(wanted: Part) -> str:
     """Write the table of what has finished, empty if nothing has."""
-    runs = [(command, rows_of(RUNS / wanted.name / command.name)) for command in wanted.commands]
     heads, columns, notes = [], [], []
-    for command, seeds in runs:
+    first: list[list[Row]] = []
+    for command in wanted.commands:
+        seeds = rows_of(RUNS / wanted.name / command.name)
         if not seeds:
             notes.append(f"`{command.name}` was not run.")
             continue
-        for column, head in command.columns:
-            if all(getattr(row, column) is None for row in seeds[0]):
-                continue
-            heads.append(f"{head} ({len(seeds)})")
-            columns.append(
-                [
-                    mean_std([getattr(row, column) for row in rows])
-                    for rows in zip(*seeds, strict=True)
-                ]
+        first = first or seeds
+        if kept := sum(rows[-1].nonzero == rows[-2].nonzero for rows in seeds):
+            notes.append(
+                f"`{command.name}`: of {kept} of {len(seeds)} seeds the last level was better on "
+                "what was held out, and is the dense network."
             )
-    if not columns:
+        for column, head in command.columns:
+            values = [[getattr(row, column) for row in rows] for rows in zip(*seeds, strict=True)]
+            if any(value is not None for value in values[0]):
+                heads.append(f"{head} ({len(seeds)})")
+                columns.append([_cell(wanted.measure, found) for found in values])
+    if not first:
         return "Not run yet.\n"
-    seeds = next(seeds for _, seeds in runs if seeds)
     lines = [f"| level | actual sparsity | {' | '.join(heads)} |"]
     lines.append("| --- " * (len(heads) + 2) + "|")
-    for i, rows in enumerate(zip(*seeds, strict=True)):
+    for rows, *cells in zip(zip(*first, strict=True), *columns, strict=True):
         level = rows[0].level
-        zeros = fmean(row.sparsity for row in rows)
-        sparsity = "" if level == "dense" and not zeros else f"{zeros:.4%}"
-        cells = []
-        for column in columns:
-            pair = column[i]
-            shown = "" if pair is None else wanted.measure.show(pair[0])
-            if pair is not None and len(seeds) > 1:
-                shown += f" ± {wanted.measure.show(pair[1])}"
-            cells.append(shown)
+        sparsity = "" if level == "dense" else f"{fmean(row.sparsity for row in rows):.4%}"
         lines.append(f"| {level} | {sparsity} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", *notes]).rstrip() + "\n"
+    return "\n".join([*lines, "", *(f"- {note}" for note in notes)]).rstrip() + "\n"
+
+
+def _cell(measure: Measure, found: list[float | None]) -> str:
+    """Show the mean, and of several seeds the standard deviation."""
+    pair = mean_std(found)
+    if pair is None:
+        return ""
+    mean, deviation = map(measure.show, pair)
+    return f"{mean} ± {deviation}" if len(found) > 1 else mean
 
 
 def words_of(wanted: Part, command: Command) -> str:
