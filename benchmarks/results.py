@@ -123,10 +123,13 @@ def table(wanted: Part) -> str:
                 "what was held out, and is the dense network."
             )
         for column, head in command.columns:
-            values = [[getattr(row, column) for row in rows] for rows in zip(*seeds, strict=True)]
-            if any(value is not None for value in values[0]):
-                heads.append(f"{head} ({len(seeds)})")
-                columns.append([_cell(wanted.measure, found) for found in values])
+            has = [rows for rows in seeds if any(getattr(row, column) is not None for row in rows)]
+            if has:
+                heads.append(f"{head} ({len(has)})")
+                rows = zip(*has, strict=True)
+                columns.append(
+                    [_cell(wanted.measure, [getattr(one, column) for one in row]) for row in rows]
+                )
     if not first:
         return "Not run yet.\n"
     lines = [f"| level | actual sparsity | {' | '.join(heads)} |"]
