@@ -1,7 +1,7 @@
 import { asPart, openDeliveryFile } from './delivery_file.js'
 import { about, fail } from './errors.js'
 import { closeAll, openFiles } from './files.js'
-import { describe, loadTensors, makeImage, onlyOne } from './load.js'
+import { describe, makeImage, onlyOne } from './load.js'
 import { joinParts } from './network.js'
 import { chooseLevel } from './profile.js'
 
@@ -55,10 +55,11 @@ export class Delivery {
    * @returns {Promise<Delivered>}
    */
   async load(choice, options = {}) {
-    const { final } = options
-    const network = await this.arrive(choice, options)
-    if (final) this.files = []
-    return loadTensors(network, { level: choice, verify: false }, ({ arrays }, name) => final && arrays.get(name))
+    const { files, profile } = this
+    const level = chooseLevel(profile, choice)
+    await this.arrive(choice, options)
+    if (options.final) this.files = []
+    return { level, tensors: new Map(files.flatMap(file => file.tensors(level, options.final))) }
   }
 
   /**
@@ -100,7 +101,7 @@ export class Delivery {
   async arrive(choice, { signal, onProgress } = {}) {
     const { profile, metadata, files } = this
     const part = partOf(profile, choice)
-    if (!files.length) fail('InvalidOption', 'arrays that were handed over')
+    if (!files.length) fail('InvalidOption', 'a delivery whose arrays were handed over, expected one that was opened anew')
     const total = this.bytes(choice)
     let before = 0
     for (const file of files) {
@@ -111,7 +112,7 @@ export class Delivery {
       })
       before += file.ends[part]
     }
-    return { profile, metadata, parts: files.map(file => asPart(file, part)) }
+    return { profile, metadata, parts: files.map(asPart) }
   }
 }
 

@@ -21,7 +21,7 @@ import { compareText } from './written.js'
 export function checkDigest(level, lines, stated) {
   const hash = sha256()
   for (const name of [...lines.keys()].sort(compareText)) hash.update(new TextEncoder().encode(lines.get(name)?.end()))
-  expect('DigestMismatch', `level ${level}`, `sha256:${hash.hex()}`, stated)
+  expect('DigestMismatch', `digest of level ${level}`, `sha256:${hash.hex()}`, stated)
 }
 
 /**

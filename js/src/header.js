@@ -1,8 +1,9 @@
 import { OBJECT, TEXT, listOf, mapOf, optional, readFields } from './document.js'
 import { bitsOf } from './dtypes.js'
-import { expect, fail } from './errors.js'
+import { expect, fail, say, within } from './errors.js'
 import { parseJson } from './json.js'
 
+/** @import { ErrorCode } from './errors.js' */
 /** @import { Kind } from './document.js' */
 /** @import { Bytes } from './source.js' */
 
@@ -35,30 +36,26 @@ const LIMIT = 100_000_000
  * @returns {Promise<Header>}
  */
 export async function readHeader(bytes) {
-  const start = await bytes.take(8)
-  if (start.length < 8) fail('Truncated', 'no 8 bytes')
-  const length = checkLength(lengthOf(start))
+  if (!new Uint8Array(Uint32Array.of(1).buffer)[0]) throw Error('elsa-format needs a little-endian machine, this one is big-endian')
+  const length = checkLength(lengthOf(await bytes.all(8, 'Truncated', 'length of the header')))
   await bytes.reach(8 + length)
-  const text = await bytes.take(length)
-  if (text.length < length) fail('Truncated', 'a header of fewer bytes than', length)
-  return parseHeader(text)
+  return parseHeader(await bytes.all(length, 'Truncated', 'header'))
 }
 
 /**
- * The length of the header, in the first 8 bytes of a buffer. In the machine's order of bytes: where that is another than
- * the file's, numbers would be read wrongly, so that all files have to be refused.
+ * The length of the header, in the first 8 bytes of a buffer.
  * @param {Uint8Array} bytes
  */
 export const lengthOf = ({ buffer }) => Number(new BigUint64Array(/** @type {ArrayBuffer} */ (buffer), 0, 1)[0])
 
 /** @param {number} length */
 export function checkLength(length) {
-  if (length > LIMIT) fail('HeaderTooLarge', 'a header of more bytes than', LIMIT)
+  within('HeaderTooLarge', 'size of the header', length, 0, LIMIT)
   return length
 }
 
 /** @type {Kind} */
-const ENTRY = ['dtype, shape and two data_offsets', entry => OBJECT[1](entry) && entry.size === 3 && TEXT[1](entry.get('dtype')) &&
+const ENTRY = ['dtype, shape and two data_offsets alone', entry => OBJECT[1](entry) && entry.size === 3 && TEXT[1](entry.get('dtype')) &&
   SIZES[1](entry.get('shape')) && SIZES[1](entry.get('data_offsets')) && entry.get('data_offsets').length === 2]
 const SIZES = listOf(['', value => typeof value === 'number' || typeof value === 'bigint'])
 
@@ -70,9 +67,9 @@ export function parseHeader(text) {
   const map = parseJson(text, 'header', true)
   const { __metadata__: metadata } = readFields(map, CODE, { ['__metadata__']: optional(OBJECT, new Map()) })
   map.delete('__metadata__')
-  mapOf(metadata, CODE, TEXT)
+  mapOf(metadata, CODE, TEXT, '__metadata__: ')
   for (const [name, entry] of mapOf(map, CODE, ENTRY)) {
-    if (!bitsOf(entry.get('dtype'))) fail('UnknownDtype', 'dtype and tensor:', entry.get('dtype'), name)
+    if (!bitsOf(entry.get('dtype'))) fail('UnknownDtype', say`dtype of ${name} is ${entry.get('dtype')}, expected one of safetensors`)
   }
   /** @type {Map<string, any>} */
   const tensors = new Map([...map].map(([name, entry]) => {
@@ -80,13 +77,13 @@ export function parseHeader(text) {
     /** @type {bigint[]} */
     const [begin, end] = data_offsets.map(BigInt)
     const bits = BigInt(bitsOf(dtype))
-    expect('InvalidOffsets', `bits of ${name}`, 8n * (end - begin), countBits(shape, bits))
+    expect('InvalidOffsets', say`size of ${name} in bits`, 8n * (end - begin), countBits({ name, dtype, shape }, 'InvalidOffsets'))
     return [name, { name, dtype, shape, begin, end, size: Number(end - begin), elements: Number(8n * (end - begin) / bits) }]
   }))
   const order = [...tensors.values()].sort((a, b) => Number(a.begin - b.begin || a.end - b.end))
   let size = 0n
   for (const entry of order) {
-    expect('InvalidOffsets', `begin of ${entry.name}`, entry.begin, size)
+    expect('InvalidOffsets', say`begin of ${entry.name}`, entry.begin, size)
     entry.begin = Number(size)
     size = entry.end
   }
@@ -94,15 +91,16 @@ export function parseHeader(text) {
 }
 
 /**
- * The bits of a tensor, or undefined where they, without dimensions of 0, are too many (ELSA-R-025).
- * @param {(number | bigint)[]} shape
- * @param {bigint} bits
- * @returns {bigint | undefined}
+ * The bits of a tensor, which must not be too many without dimensions of 0 either (ELSA-R-025).
+ * @param {{name: string, dtype: string, shape: (number | bigint)[]}} tensor
+ * @param {ErrorCode} code
+ * @returns {bigint}
  */
-export function countBits(shape, bits) {
+export function countBits({ name, dtype, shape }, code) {
+  let bits = BigInt(bitsOf(dtype))
   for (const dimension of shape) {
     if (dimension) bits *= BigInt(dimension)
-    if (bits >> 63n) return undefined
+    if (bits >> 63n) fail(code, say`${name} has the shape ${shape}, expected fewer than 2^63 bits`)
   }
   return shape.every(Boolean) ? bits : 0n
 }

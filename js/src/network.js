@@ -10,8 +10,8 @@ import { checkSums, ownMetadata, readProfile } from './profile.js'
 /** @import { Bytes, Source } from './source.js' */
 
 /**
- * One file of a network, its header read; `exact` if it has no word that is not of the level wanted.
- * @typedef {Opened & {profile: Profile, exact?: boolean}} Part
+ * One file of a network, its header read.
+ * @typedef {Opened & {profile: Profile}} Part
  */
 
 /**
@@ -71,8 +71,11 @@ export function joinParts(files, index) {
   const all = key => parts.flatMap(({ profile }) => [...profile[key]])
   const profile = { ...first, nested: new Map(all('nested')), perLevel: new Set(all('perLevel')), checksums: new Map(all('checksums')), shard: undefined }
   for (const [i, { profile: { bits, levels, shard } }] of parts.entries()) {
-    expect(code, 'shard', `${shard?.number} of ${shard?.of}`, `${i + 1} of ${parts.length}`)
-    expect(code, `levels of shard ${i + 1}`, JSON.stringify([bits, levels]), JSON.stringify([first.bits, first.levels]))
+    expect(code, 'number of a shard', `${shard?.number} of ${shard?.of}`, `${i + 1} of ${parts.length}`)
+    const [found, expected] = [{ bits, levels }, { bits: first.bits, levels: first.levels }].map(one => JSON.stringify(one))
+    let at = 0
+    while (found[at] === expected[at] && at < found.length) at++
+    expect(code, `shard ${i + 1}, where its levels differ,`, found.slice(at), expected.slice(at))
   }
   checkSums(profile)
   return { profile, metadata, parts }
