@@ -19,9 +19,9 @@ export const MANTISSA = { F32: 23, BF16: 7, F16: 10, F64: 52 }
 /** Bits of an element (§3.3), which are in the name of its dtype; 0 for a dtype that there is not. @param {string} dtype */
 export const bitsOf = dtype => KNOWN.test(dtype) ? Number(dtype.match(/\d+/)) || 8 : 0
 
-/** Memory as unsigned words. @param {number} bits @param {any} buffer @returns {any} */
-export const wordsOf = (bits, buffer) =>
-  new (bits < 16 ? Uint8Array : bits < 32 ? Uint16Array : bits < 64 ? Uint32Array : BigUint64Array)(buffer)
+/** Memory as unsigned words. @param {number} bits @param {any} buffer @param {number[]} where @returns {any} */
+export const wordsOf = (bits, buffer, ...where) =>
+  new (bits < 16 ? Uint8Array : bits < 32 ? Uint16Array : bits < 64 ? Uint32Array : BigUint64Array)(buffer, ...where)
 
 /** @param {string} dtype @param {Uint8Array} bytes @returns {TypedArray} */
 export function arrayOf(dtype, { buffer, byteOffset, length }) {

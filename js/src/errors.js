@@ -41,7 +41,7 @@ export function expect(code, what, found, expected) {
 }
 
 /** @param {number} least @param {number} most */
-export const range = (least, most) => least < most ? most < Infinity ? `${least}…${most}` : `≥ ${least}` : most < least ? 'none' : `${most}`
+export const range = (least, most) => least < most ? most < Infinity ? `${least} to ${most}` : `at least ${least}` : most < least ? 'none' : `${most}`
 
 /**
  * Refuse a number that is too small or too large.
@@ -84,5 +84,5 @@ export function show(value) {
   const plain = (/** @type {string} */ _, /** @type {any} */ one) => one instanceof Map ? Object.fromEntries(one) : typeof one === 'bigint' ? Number(one) : one
   const text = (value?.written ?? JSON.stringify(value, plain) ?? 'missing')
     .replace(/[^ -~]/g, (/** @type {string} */ c) => `\\u${c.charCodeAt(0).toString(16).padStart(4, '0')}`)
-  return text.length > 120 ? `${text.slice(0, 119)}…` : text
+  return text.length > 120 ? `${text.slice(0, 117)}...` : text
 }

@@ -74,7 +74,7 @@ export function chooseLevel(profile, choice) {
   const wanted = typeof choice === 'function' ? choice(profile) : choice
   if (wanted === 'dense') return wanted
   const [found, other] = profile.levels.filter(({ level, name }) => level === wanted || name === wanted)
-  if (!found || other) fail('NoSuchLevel', say`level is ${wanted}, expected ${profile.levels.map(({ name }) => name)}, 1…${profile.levels.length} or "dense"`)
+  if (!found || other) fail('NoSuchLevel', say`level is ${wanted}, expected ${profile.levels.map(({ name }) => name)}, 1 to ${profile.levels.length} or "dense"`)
   return found.level
 }
 
@@ -142,7 +142,7 @@ function readLevel(map, index) {
   const fields = readFields(map, CODE, {
     name: NAME,
     nonzero: integer(0),
-    target: optional(['a number 0…1', value => NUMBER[1](value) && value >= 0 && value <= 1]),
+    target: optional(['a number 0 to 1', value => NUMBER[1](value) && value >= 0 && value <= 1]),
     pattern: optional(text(/^[1-9][0-9]*:[1-9][0-9]*$/)),
     digest: optional(DIGEST),
   }, `level ${index + 1}: `)

@@ -51,7 +51,7 @@ export function varint() {
   for (let i = 0, scale = 1; ; i++, scale *= 128) {
     const next = byte()
     value += (next & 127) * scale
-    if (i && !next || i > 8) fail(CODE, `${where}: a number has more bytes than it needs`)
+    if (i && !next || i > 8) fail(CODE, `${where}: a number of ${i + 1} bytes, expected no more than it needs`)
     if (next < 128) return value
   }
 }
