@@ -114,7 +114,7 @@ export class Delivery {
   async decode(choice, { signal, onProgress } = {}) {
     const { profile, metadata, files } = this
     const part = partOf(profile, choice)
-    if (!files.length) fail('InvalidOption', 'a delivery whose arrays were handed over, expected one that was opened anew')
+    if (!files.length) fail('InvalidOption', 'the arrays were handed over, expected no other call')
     const total = this.bytes(choice)
     let before = 0
     for (const file of files) {

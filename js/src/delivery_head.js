@@ -52,7 +52,7 @@ export async function readHead(bytes, shard) {
   const packed = await bytes.all(parts[0], 'Incomplete', 'head')
   checkSum('checksum of the head', xxh3(packed), head)
   const start = await inflate(packed, source)
-  if (!start || lengthOf(start) !== source - 8) fail(CODE, `a head that is not whole, expected a zlib stream of ${source} bytes`)
+  if (!start || lengthOf(start) !== source - 8) fail(CODE, `head is broken, expected a zlib stream of ${source} bytes`)
   const header = parseHeader(start.subarray(8))
   const profile = readProfile(header)
   expect(CODE, 'number of parts', ends.length, profile.levels.length + 2)

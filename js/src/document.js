@@ -12,7 +12,7 @@ import { checkSum, xxh3 } from './xxh3.js'
 /** @param {RegExp} pattern @returns {Kind} */
 export const text = (pattern, expected = `a string of the form ${pattern.source.slice(1, -1)}`) => [expected, value => typeof value === 'string' && pattern.test(value)]
 export const TEXT = text(/.*/, 'a string')
-export const NAME = text(/./s, 'a string that is not empty')
+export const NAME = text(/./s, 'a string, not empty')
 export const CHECKSUM = text(/^xxh3:[0-9a-f]{16}$/)
 export const DIGEST = text(/^sha256:[0-9a-f]{64}$/)
 /** @type {Kind} */
@@ -69,9 +69,9 @@ export function mapOf(map, code, kind, where) {
  */
 export function checkVersion(map, code) {
   const { version } = readFields(map, code, { version: text(/^[0-9]+\.[0-9]+$/) })
-  if (!/^1\./.test(version)) fail('UnsupportedVersion', say`version is ${version}, expected 1 before the dot`)
+  if (!/^1\./.test(version)) fail('UnsupportedVersion', say`version is ${version}, expected 1`)
   const { requires: [feature] } = readFields(map, code, { requires: optional(listOf(TEXT), []) })
-  if (feature !== undefined) fail('UnsupportedFeature', say`the file requires ${feature}, expected what this version knows`)
+  if (feature !== undefined) fail('UnsupportedFeature', say`requires is ${feature}, expected none`)
   return version
 }
 

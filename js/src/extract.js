@@ -130,7 +130,7 @@ function planLevel({ header, profile }, level, layout) {
     const { name, digest } = levels[level - 1]
     const tensors = new Map([...nested.keys()].sort(compareText).map(name => {
       const { dtype, shape } = /** @type {Entry} */ (header.tensors.get(name))
-      if (shape.some(d => typeof d === 'bigint')) fail('TooLarge', say`${name} has the shape ${shape}, expected dimensions below 2^53`)
+      if (shape.some(d => typeof d === 'bigint')) fail('TooLarge', say`shape of ${name} is ${shape}, expected less than 2^53`)
       return [name, { dtype, shape }]
     }))
     metadata.set('elsa_level', writeJson({ digest: shard ? undefined : digest, layout, level, name, tensors, version: '1.0' }))

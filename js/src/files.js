@@ -76,7 +76,7 @@ export async function openFiles(source, options, open, join) {
           await add(shard ?? fail('RemoteError', 'answered 404'), name, { signal, onProgress }, true)
         } catch (error) {
           if (!(error instanceof ElsaError)) throw error
-          if (/answered 404$/.test(error.message)) fail(CODE, say`the shard ${name} is missing, expected all that weight_map names`)
+          if (/answered 404$/.test(error.message)) fail(CODE, say`${name} is missing, expected by the index`)
           first ??= error // that a later shard is missing would count before
         }
       }
@@ -110,7 +110,7 @@ async function readIndex(bytes) {
   })
   const names = [...new Set(mapOf(weightMap, CODE, TEXT, 'weight_map: ').values())].sort(compareText)
   for (const name of names) {
-    if (/^\.{0,2}$|[/\\\0]/.test(name)) fail('UnsafePath', say`the shard ${name} is elsewhere, expected the name of a file beside the index`)
+    if (/^\.{0,2}$|[/\\\0]/.test(name)) fail('UnsafePath', say`the name ${name} is a path, expected one beside the index`)
   }
   return { weightMap, names, metadata }
 }

@@ -36,8 +36,8 @@ const LIMIT = 100_000_000
  * @returns {Promise<Header>}
  */
 export async function readHeader(bytes) {
-  if (!new Uint8Array(Uint32Array.of(1).buffer)[0]) throw Error('elsa-format needs a little-endian machine, this one is big-endian')
-  const length = checkLength(lengthOf(await bytes.all(8, 'Truncated', 'length of the header')))
+  if (!new Uint8Array(Uint32Array.of(1).buffer)[0]) throw Error('a big-endian machine, expected a little-endian one')
+  const length = checkLength(lengthOf(await bytes.all(8, 'Truncated', 'file')))
   await bytes.reach(8 + length)
   return parseHeader(await bytes.all(length, 'Truncated', 'header'))
 }
@@ -100,7 +100,7 @@ export function countBits({ name, dtype, shape }, code) {
   let bits = BigInt(bitsOf(dtype))
   for (const dimension of shape) {
     if (dimension) bits *= BigInt(dimension)
-    if (bits >> 63n) fail(code, say`${name} has the shape ${shape}, expected fewer than 2^63 bits`)
+    if (bits >> 63n) fail(code, say`shape of ${name} is ${shape}, expected less than 2^63 bits`)
   }
   return shape.every(Boolean) ? bits : 0n
 }

@@ -1,4 +1,4 @@
-import { fail, say } from './errors.js'
+import { fail, say, within } from './errors.js'
 
 /**
  * A JSON value as restricted JSON has it (elsa-1.0.md §3.2). Objects are Maps, so that no name is special. Integers above
@@ -47,7 +47,7 @@ export function parseJson(source, what, header) {
     while (text[end] !== '"') end += text[end] === '\\' ? 2 : 1
     token.lastIndex = end + 1
     const value = JSON.parse(text.slice(begin - 1, end + 1))
-    return /\p{Surrogate}/u.test(value) ? invalid('a string has a lone surrogate, expected Unicode') : value
+    return /\p{Surrogate}/u.test(value) ? invalid('string has a lone surrogate, expected none') : value
   }
 
   /** @param {string} word @returns {Json} */
@@ -55,11 +55,11 @@ export function parseJson(source, what, header) {
     const value = JSON.parse(word)
     if (typeof value !== 'number') return value
     const real = /[.e]/i.test(word)
-    if (header && (real || word[0] === '-')) invalid(say`the number ${word}, expected digits alone`)
+    if (header && (real || word[0] === '-')) invalid(say`number is ${word}, expected digits alone`)
     if (real && Number.isFinite(value)) return new Real(word)
     if (Number.isSafeInteger(value)) return value + 0 // -0 is the integer 0
     const large = !real && header && word.length < 20 && BigInt(word)
-    return large && !(large >> 63n) ? large : invalid(say`the number ${word}, expected less than 2^${header ? 63 : 53}`)
+    return large && !(large >> 63n) ? large : invalid(say`number is ${word}, expected less than 2^${header ? 63 : 53}`)
   }
 
   /** @param {number} depth @returns {any} */
@@ -68,17 +68,17 @@ export function parseJson(source, what, header) {
     if (word === '"') return string()
     if (word === '}' || word === ']') return END
     if (word !== '{' && word !== '[') return scalar(word)
-    if (depth > DEPTH) invalid(`brackets in brackets, expected at most ${DEPTH} deep`)
+    within('InvalidJson', `${what}: depth`, depth, 1, DEPTH)
     const map = new Map()
     const list = []
     for (let one; (one = value(depth + 1)) !== END;) {
       if (word === '[') list.push(one)
-      else if (map.has(one)) fail('DuplicateKey', what + say`: the key ${one} is there twice, expected once`)
+      else if (map.has(one)) fail('DuplicateKey', what + say`: ${one} is there twice, expected once`)
       else map.set(one, value(depth + 1))
     }
     return word === '[' ? list : map
   }
 
-  if (!(header ? /^\{[^]*\} *$/ : /^\s*\{/).test(text)) invalid(say`${text.slice(0, 9)} at the beginning and ${text.slice(-9)} at the end, expected { and }`)
+  if (!(header ? /^\{[^]*\} *$/ : /^\s*\{/).test(text)) invalid(say`text is ${text.slice(0, 9)} to ${text.slice(-9)}, expected an object`)
   return value(1)
 }

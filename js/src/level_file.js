@@ -156,7 +156,7 @@ function joinLevel(files, metadata) {
     for (const { document } of files) {
       // The index has every stored name once; one that is stored in parts must not be stored as such too.
       for (const [tensor, { parts }] of document?.nested ?? []) {
-        if (parts.length > 1 && header.tensors.has(tensor)) fail(code, say`${tensor} is stored as such in one shard and in parts in another, expected one of both`)
+        if (parts.length > 1 && header.tensors.has(tensor)) fail(code, say`${tensor} is stored as such and in parts, expected parts alone`)
       }
     }
   }
@@ -184,7 +184,7 @@ function* decode(nested, stored) {
     const bytes = allocate(rows * columns * bits / 8)
     const words = wordsOf(bits, bytes.buffer)
     const values = wordsOf(bits, (third ?? second).buffer)
-    if (!values.every(Boolean)) fail(CODE, say`a value of ${name} is 0, expected none`)
+    if (!values.every(Boolean)) fail(CODE, say`values of ${name} have a zero, expected none`)
     let found = 0
     /** @param {number} place */
     const put = place => {
@@ -211,7 +211,7 @@ function putBits(name, elements, bitmask, put) {
       if (bits & 1) put(j)
     }
   }
-  if (bitmask[bitmask.length - 1] >> (elements & 7 || 8)) fail(CODE, say`the bitmask of ${name} has a bit behind its ${elements} elements, expected none`)
+  if (bitmask[bitmask.length - 1] >> (elements & 7 || 8)) fail(CODE, say`bitmask of ${name} has bits behind element ${elements}, expected none`)
 }
 
 /**

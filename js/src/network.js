@@ -70,12 +70,13 @@ export function joinParts(files, index) {
   /** @param {'nested' | 'perLevel' | 'checksums'} key @returns {any[]} */
   const all = key => parts.flatMap(({ profile }) => [...profile[key]])
   const profile = { ...first, nested: new Map(all('nested')), perLevel: new Set(all('perLevel')), checksums: new Map(all('checksums')), shard: undefined }
-  for (const [i, { profile: { bits, levels, shard } }] of parts.entries()) {
+  for (const [i, { profile }] of parts.entries()) {
+    const { shard } = profile
     expect(code, 'number of a shard', `${shard?.number} of ${shard?.of}`, `${i + 1} of ${parts.length}`)
-    const [found, expected] = [{ bits, levels }, { bits: first.bits, levels: first.levels }].map(one => JSON.stringify(one))
-    let at = 0
-    while (found[at] === expected[at] && at < found.length) at++
-    expect(code, `shard ${i + 1}, where its levels differ,`, found.slice(at), expected.slice(at))
+    const [found, expected] = [profile, first].map(({ bits, levels }) => JSON.stringify({ bits, levels }))
+    // From where they differ; of equal ones the last character.
+    const at = [...found].findIndex((character, i) => character !== expected[i])
+    expect(code, `shard ${i + 1} from where it differs`, found.slice(at), expected.slice(at))
   }
   checkSums(profile)
   return { profile, metadata, parts }

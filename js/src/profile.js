@@ -40,7 +40,7 @@ export const isReserved = name => name.startsWith(RESERVED)
 
 /** Refuse a name that is the format's own. @param {string} name @param {ErrorCode} code */
 export function checkReserved(name, code) {
-  if (isReserved(name)) fail(code, say`the name ${name} is reserved, expected one that begins otherwise`)
+  if (isReserved(name)) fail(code, say`the name ${name} is reserved, expected another`)
 }
 
 /**
@@ -112,11 +112,11 @@ export function readProfile(header) {
     shard: fields.shard && readFields(fields.shard, CODE, { of: integer(1), number: integer(1, fields.shard.get('of')) }, 'shard: '),
   }
   for (const [name, counts] of profile.nested) {
-    for (const [t, count] of counts.entries()) if (count < counts[t - 1]) fail(CODE, say`counts of ${name} are ${counts}, expected rising ones`)
+    for (const [t, count] of counts.entries()) if (count < counts[t - 1]) fail(CODE, say`counts of ${name} are ${counts}, expected rising counts`)
   }
   for (const [i, name] of perLevel.entries()) {
-    if (i && compareText(perLevel[i - 1], name) >= 0) fail(CODE, say`${name} is behind ${perLevel[i - 1]} in per_level, expected sorted names, each once`)
-    if (profile.nested.has(name)) fail(CODE, say`${name} is in nested and in per_level, expected one of both`)
+    if (i && compareText(perLevel[i - 1], name) >= 0) fail(CODE, say`${name} is behind ${perLevel[i - 1]} in per_level, expected rising names`)
+    if (profile.nested.has(name)) fail(CODE, say`${name} is in nested and in per_level, expected in one`)
   }
   for (const name of [...profile.nested.keys(), ...perLevel]) checkReserved(name, CODE)
   checkTensors(profile, header)
@@ -158,11 +158,11 @@ function checkTensors(profile, { tensors, order }) {
   const code = 'ProfileMismatch'
   const { bits, levels, nested, perLevel, checksums } = profile
   for (const name of [...nested.keys(), ...perLevel, ...checksums.keys()]) {
-    if (!tensors.has(name)) fail(code, say`the tensor ${name} is missing, expected all that the profile names`)
+    if (!tensors.has(name)) fail(code, say`${name} is missing, expected by the profile`)
   }
   for (const [name, counts] of nested) {
     const { dtype, elements } = /** @type {Entry} */ (tensors.get(name))
-    if (!(bits <= MANTISSA[dtype])) fail(code, say`dtype of ${name} is ${dtype}, expected one with room for counters of ${bits} bits`)
+    if (!(bits <= MANTISSA[dtype])) fail(code, say`dtype of ${name} is ${dtype}, expected one with room for ${bits} bits`)
     const most = counts[counts.length - 1]
     if (most > elements) fail(code, say`counts of ${name} are ${counts}, expected at most ${elements}`)
   }
@@ -179,7 +179,7 @@ function checkTensors(profile, { tensors, order }) {
   for (const tensor of order) {
     const isVariant = variants.has(tensor)
     if (!isVariant) checkReserved(tensor.name, code)
-    if (isVariant && tensor.size && others) fail(code, say`the variant ${tensor.name} is behind other tensors, expected all variants first`)
+    if (isVariant && tensor.size && others) fail(code, say`variant ${tensor.name} is behind other tensors, expected before`)
     others ||= !isVariant && tensor.size > 0
   }
 }

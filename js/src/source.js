@@ -121,7 +121,7 @@ export class Bytes {
     await this.close()
     this.at = at
     this.rest = NONE
-    if (!this.seekable) this.open = () => fail('Incomplete', 'a stream that broke off, expected one that can be read again')
+    if (!this.seekable) this.open = () => fail('Incomplete', 'the stream broke off, expected no other call')
   }
 
   /** Let go of what is open; what can be opened again is, should more be wanted. */
