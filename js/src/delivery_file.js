@@ -2,7 +2,7 @@ import { allocate, bytesOf, makeTensor } from './data.js'
 import { checkEnd, readHead } from './delivery_head.js'
 import { MANTISSA, bitsOf, wordsOf } from './dtypes.js'
 import { fail, within } from './errors.js'
-import { BLOCK, makeKernels } from './kernels.js'
+import { eachBlock, makeKernels } from './kernels.js'
 import { wantedNames } from './load.js'
 import { makeDecoder } from './payload.js'
 import { isReserved } from './profile.js'
@@ -189,12 +189,10 @@ export async function openDeliveryFile(bytes, shard) {
 
   /** Mask words in place. @param {Uint8Array} bytes @param {number} width @param {number} level */
   function mask(bytes, width, level) {
-    for (let at = 0; at < bytes.length; at += BLOCK) {
-      const piece = bytes.subarray(at, at + BLOCK)
-      kernels.block.set(piece)
+    eachBlock(kernels, bytes, piece => {
       kernels.mask(width / 8, piece.length, 2 ** bits - 1, level)
       piece.set(kernels.block.subarray(0, piece.length))
-    }
+    })
   }
 
   /**

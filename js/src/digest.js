@@ -2,7 +2,7 @@ import { bytesOf } from './data.js'
 import { bitsOf } from './dtypes.js'
 import { expect } from './errors.js'
 import { typeOf } from './header.js'
-import { BLOCK } from './kernels.js'
+import { eachBlock } from './kernels.js'
 import { sha256 } from './sha256.js'
 import { compact } from './sift.js'
 import { compareText } from './written.js'
@@ -55,11 +55,7 @@ export function startLine(name, tensor) {
 export function lineOf(kernels, name, tensor, nested) {
   const line = startLine(name, tensor)
   const bytes = bytesOf(tensor.data)
-  if (!nested) line.update(bytes)
-  for (let at = 0; nested && (!at || at < bytes.length); at += BLOCK) {
-    const piece = bytes.subarray(at, at + BLOCK)
-    kernels.block.set(piece)
-    line.update(...compact(kernels, bitsOf(tensor.dtype) / 8, piece.length))
-  }
+  if (nested) eachBlock(kernels, bytes, ({ length }) => line.update(...compact(kernels, bitsOf(tensor.dtype) / 8, length)))
+  else line.update(bytes)
   return line
 }

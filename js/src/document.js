@@ -71,7 +71,7 @@ export function checkVersion(map, code) {
   const { version } = readFields(map, code, { version: text(/^[0-9]+\.[0-9]+$/) })
   if (!/^1\./.test(version)) fail('UnsupportedVersion', say`version is ${version}, expected 1`)
   const { requires: [feature] } = readFields(map, code, { requires: optional(listOf(TEXT), []) })
-  if (feature !== undefined) fail('UnsupportedFeature', say`requires is ${feature}, expected none`)
+  if (feature !== undefined) fail('UnsupportedFeature', say`the file requires ${feature}, expected nothing unknown`)
   return version
 }
 

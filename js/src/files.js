@@ -76,7 +76,7 @@ export async function openFiles(source, options, open, join) {
           await add(shard ?? fail('RemoteError', 'answered 404'), name, { signal, onProgress }, true)
         } catch (error) {
           if (!(error instanceof ElsaError)) throw error
-          if (/answered 404$/.test(error.message)) fail(CODE, say`${name} is missing, expected by the index`)
+          if (/answered 404/.test(error.message)) fail(CODE, say`${name} is missing, expected by the index`)
           first ??= error // that a later shard is missing would count before
         }
       }

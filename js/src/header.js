@@ -55,9 +55,8 @@ export function checkLength(length) {
 }
 
 /** @type {Kind} */
-const ENTRY = ['dtype, shape and two data_offsets alone', entry => OBJECT[1](entry) && entry.size === 3 && TEXT[1](entry.get('dtype')) &&
-  SIZES[1](entry.get('shape')) && SIZES[1](entry.get('data_offsets')) && entry.get('data_offsets').length === 2]
-const SIZES = listOf(['', value => typeof value === 'number' || typeof value === 'bigint'])
+const SIZE = ['an integer', value => typeof value === 'number' || typeof value === 'bigint']
+const ENTRY = { dtype: TEXT, shape: listOf(SIZE), data_offsets: listOf(SIZE, 2, 2) }
 
 /**
  * @param {Uint8Array} text
@@ -68,17 +67,22 @@ export function parseHeader(text) {
   const { __metadata__: metadata } = readFields(map, CODE, { ['__metadata__']: optional(OBJECT, new Map()) })
   map.delete('__metadata__')
   mapOf(metadata, CODE, TEXT, '__metadata__: ')
-  for (const [name, entry] of mapOf(map, CODE, ENTRY)) {
-    if (!bitsOf(entry.get('dtype'))) fail('UnknownDtype', say`dtype of ${name} is ${entry.get('dtype')}, expected one of safetensors`)
+  /** @type {any[]} */
+  const entries = [...mapOf(map, CODE, OBJECT)].map(([name, entry]) => {
+    const fields = readFields(entry, CODE, ENTRY, say`${name}: `)
+    expect(CODE, say`number of fields of ${name}`, entry.size, 3)
+    return { name, ...fields }
+  })
+  for (const { name, dtype } of entries) {
+    if (!bitsOf(dtype)) fail('UnknownDtype', say`dtype of ${name} is ${dtype}, expected one of safetensors`)
   }
   /** @type {Map<string, any>} */
-  const tensors = new Map([...map].map(([name, entry]) => {
-    const { dtype, shape, data_offsets } = Object.fromEntries(entry)
+  const tensors = new Map(entries.map(({ name, dtype, shape, data_offsets }) => {
     /** @type {bigint[]} */
     const [begin, end] = data_offsets.map(BigInt)
-    const bits = BigInt(bitsOf(dtype))
-    expect('InvalidOffsets', say`size of ${name} in bits`, 8n * (end - begin), countBits({ name, dtype, shape }, 'InvalidOffsets'))
-    return [name, { name, dtype, shape, begin, end, size: Number(end - begin), elements: Number(8n * (end - begin) / bits) }]
+    const bits = 8n * (end - begin)
+    expect('InvalidOffsets', say`size of ${name} in bits`, bits, countBits({ name, dtype, shape }, 'InvalidOffsets'))
+    return [name, { name, dtype, shape, begin, end, size: Number(bits) / 8, elements: Number(bits) / bitsOf(dtype) }]
   }))
   const order = [...tensors.values()].sort((a, b) => Number(a.begin - b.begin || a.end - b.end))
   let size = 0n

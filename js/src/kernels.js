@@ -56,6 +56,21 @@ function instantiate() {
   return compiled && new WebAssembly.Instance(compiled).exports
 }
 
+/**
+ * Take bytes through the block, piece by piece; once also if there are none.
+ * @param {Kernels} kernels
+ * @param {Uint8Array} bytes
+ * @param {(piece: Uint8Array) => void} visit
+ */
+export function eachBlock({ block }, bytes, visit) {
+  let at = 0
+  do {
+    const piece = bytes.subarray(at, at += BLOCK)
+    block.set(piece)
+    visit(piece)
+  } while (at < bytes.length)
+}
+
 /** @param {string} text */
 export function fromBase64(text) {
   return Uint8Array.from(atob(text), c => c.charCodeAt(0))

@@ -195,7 +195,7 @@ export class Bytes {
    * @returns {boolean}
    */
   check({ headers, ok, status }, begin) {
-    if (!ok) fail(CODE, `the server answered ${status}`)
+    if (!ok) fail(CODE, `the server answered ${status}, expected the file`)
     const etag = headers.get('etag')
     if (this.etag && etag && etag.replace('W/', '') !== this.etag.replace('W/', '')) fail(CODE, 'the file on the server has changed, expected the same')
     this.etag ??= etag

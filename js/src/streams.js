@@ -118,7 +118,7 @@ export function fields(out, count, width, shift) {
 
 /** The bits behind the last one of a field that just ended must be 0. @param {number} bits of the field */
 export function checkUnused(bits) {
-  if (bits & 7) check('unused bits', bytes[at - 1] >> (bits & 7), 0)
+  if (bits & 7) check('value of unused bits', bytes[at - 1] >> (bits & 7), 0)
 }
 
 export function end() {

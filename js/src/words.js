@@ -33,7 +33,7 @@ function checkWords(kernels, { name, dtype }, { bits, levels: { length } }, byte
   const exponent = 0x8000 - 2 ** (MANTISSA[dtype] + 16 - 8 * width)
   const found = check(kernels, width, bytes, 2 ** bits - 1, length, exponent)
   if (found & 1) findings[16] ??= new ElsaError('NonFinite', say`${name} has Inf or NaN, expected none`)
-  if (found & 2) findings[16] ??= new ElsaError('CounterOutOfRange', say`counter of ${name} is larger, expected at most ${length}`)
+  if (found & 2) findings[16] ??= new ElsaError('CounterOutOfRange', say`a counter of ${name} is too large, expected at most ${length}`)
 }
 
 /**
