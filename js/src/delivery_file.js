@@ -120,7 +120,7 @@ export async function openDeliveryFile(bytes, shard) {
       /** @type {Payload} */
       const payload = [buffer.subarray(8), length, name]
       if (plain.includes(sequence)) decoder.plain(payload, one, sequence)
-      else if (stored.has(first)) within(CODE, `${name}: size of the payload of a stored block`, length, 0)
+      else if (stored.has(first)) within(CODE, `${name}: size of a payload of a stored block`, length, 0)
       else {
         const places = decoder.nested(payload, one, sequence, part > levels ? 0 : part)
         if (!places) stored.add(first)

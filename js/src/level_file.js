@@ -192,26 +192,16 @@ function* decode(nested, stored) {
       found++
     }
     if (third) putRows(name, columns, first, second, put)
-    else putBits(name, words.length, bytesOf(first), put)
+    else {
+      const bitmask = bytesOf(first)
+      const { length } = words
+      for (let i = 0; i < length; i++) if (bitmask[i >> 3] >> (i & 7) & 1) put(i)
+      if (bitmask[length >> 3] >> (length & 7)) fail(CODE, say`bitmask of ${name} has bits behind element ${length}, expected none`)
+    }
     expect(CODE, say`number of values of ${name}`, values.length, found)
     yield [name, makeTensor({ dtype, shape }, bytes)]
   }
   for (const [name, tensor] of stored) if (!used.has(name)) yield [name, tensor]
-}
-
-/**
- * @param {string} name
- * @param {number} elements
- * @param {Uint8Array} bitmask
- * @param {(place: number) => void} put
- */
-function putBits(name, elements, bitmask, put) {
-  for (let i = 0; i < bitmask.length; i++) {
-    for (let bits = bitmask[i], j = 8 * i; bits; bits >>= 1, j++) {
-      if (bits & 1) put(j)
-    }
-  }
-  if (bitmask[bitmask.length - 1] >> (elements & 7 || 8)) fail(CODE, say`bitmask of ${name} has bits behind element ${elements}, expected none`)
 }
 
 /**

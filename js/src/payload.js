@@ -55,7 +55,7 @@ export function makeDecoder(most, tau, levels) {
     else for (let i = 0; i < words.length; i++) if (!words[i]) left[count++] = i
     open(payload)
     if (!size) {
-      check('number of words that are left', count, 0)
+      check('number of words left', count, 0)
       return none
     }
     const kept = varint()

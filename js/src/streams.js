@@ -1,9 +1,7 @@
-import { fail, within } from './errors.js'
+import { within } from './errors.js'
 
 const LIMIT = 12
 const table = new Uint16Array(1 << LIMIT)
-
-const CODE = 'InvalidDelivery'
 
 // The payload that is being decoded (delivery-1.0.md §5): its fields are read one after the other. There is one at a time,
 // from `open` to `end`, since nothing waits in between.
@@ -33,7 +31,7 @@ export function open([from, length, name]) {
  * @param {number} [most]
  */
 export function check(what, found, least, most = least) {
-  if (!(found >= least && found <= most)) within(CODE, `${where}: ${what}`, found, least, most)
+  if (!(found >= least && found <= most)) within('InvalidDelivery', `${where}: ${what}`, found, least, most)
 }
 
 /** Move on by so many bytes; gives where they begin. @param {number} count */
@@ -51,7 +49,7 @@ export function varint() {
   for (let i = 0, scale = 1; ; i++, scale *= 128) {
     const next = byte()
     value += (next & 127) * scale
-    if (i && !next || i > 8) fail(CODE, `${where}: a number of ${i + 1} bytes, expected no more than it needs`)
+    if (i && !next || i > 8) check('size of a number', i + 1, 1, Math.min(i, 9))
     if (next < 128) return value
   }
 }
@@ -94,7 +92,7 @@ function lengths(last) {
     list.unshift(found[i] = list.splice(place, 1)[0])
   }
   checkUnused(bits)
-  check('length of the last codeword', found[last], 1, LIMIT)
+  check('last code length', found[last], 1, LIMIT)
   return found
 }
 

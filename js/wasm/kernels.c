@@ -12,19 +12,18 @@
 // XXH3 over the first `count` stripes of 64 bytes of the block. A block starts at stripe 0 of the 16 between two
 // scrambles, because 64 KiB are a multiple of 16 stripes.
 void EXPORT(stripes)(uint32_t count) {
-  for (uint32_t s = 0; s < count; s++) {
-    for (uint32_t i = 0; i < 64; i += 16) {
-      v128_t *acc = (v128_t *)(ACCUMULATORS + i);
-      v128_t word = wasm_v128_load((void *)(BLOCK + 64 * s + i));
-      v128_t key = wasm_v128_xor(word, wasm_v128_load((void *)(SECRET + 8 * (s & 15) + i)));
-      v128_t product = wasm_i64x2_mul(wasm_v128_and(key, wasm_u64x2_const_splat(0xFFFFFFFF)), wasm_u64x2_shr(key, 32));
-      v128_t x = wasm_i64x2_add(*acc, wasm_i64x2_add(product, wasm_i64x2_shuffle(word, word, 1, 0)));
-      if ((s & 15) == 15) {
-        x = wasm_v128_xor(wasm_v128_xor(x, wasm_u64x2_shr(x, 47)), wasm_v128_load((void *)(SECRET + 128 + i)));
-        x = wasm_i64x2_mul(x, wasm_u64x2_const_splat(0x9E3779B1));
-      }
-      *acc = x;
+  for (uint32_t at = 0; at < 64 * count; at += 16) {
+    uint32_t i = at & 63, s = at >> 6 & 15;
+    v128_t *acc = (v128_t *)(ACCUMULATORS + i);
+    v128_t word = wasm_v128_load((void *)(BLOCK + at));
+    v128_t key = wasm_v128_xor(word, wasm_v128_load((void *)(SECRET + 8 * s + i)));
+    v128_t product = wasm_i64x2_mul(wasm_v128_and(key, wasm_u64x2_const_splat(0xFFFFFFFF)), wasm_u64x2_shr(key, 32));
+    v128_t x = wasm_i64x2_add(*acc, wasm_i64x2_add(product, wasm_i64x2_shuffle(word, word, 1, 0)));
+    if (s == 15) {
+      x = wasm_v128_xor(wasm_v128_xor(x, wasm_u64x2_shr(x, 47)), wasm_v128_load((void *)(SECRET + 128 + i)));
+      x = wasm_i64x2_mul(x, wasm_u64x2_const_splat(0x9E3779B1));
     }
+    *acc = x;
   }
 }
 
