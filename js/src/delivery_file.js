@@ -83,8 +83,9 @@ export async function openDeliveryFile(bytes, shard) {
     const plain = sequences(plainEntries(part))
     const all = [...plain, ...nested]
     const size = ends[part] - ends[part - 1]
+    const where = `part ${part}`
     const start = 3 * all.reduce((sum, { count }) => sum + Math.ceil(count / block), 0)
-    within(CODE, `part ${part}: size of the index`, start, 0, size)
+    within(CODE, `${where}: size of the index`, start, 0, size)
     const index = await bytes.take(start)
     if (index.length < start) incomplete(part, bytes.at)
     /** @type {[Sequence, first: number, length: number][]} */
@@ -96,13 +97,13 @@ export async function openDeliveryFile(bytes, shard) {
       for (let first = 0; first < sequence.count; first += block) {
         const length = index[at++] | index[at++] << 8 | index[at++] << 16
         const words = Math.min(block, sequence.count - first)
-        within(CODE, `part ${part}: size of a payload`, length, 0, words * sequence.bits / 8 + Math.ceil(words / 8) + 1024)
+        within(CODE, `${where}: size of a payload`, length, 0, words * sequence.bits / 8 + Math.ceil(words / 8) + 1024)
         sum += length && length + 8
         longest = Math.max(longest, length)
         blocks.push([sequence, first, length])
       }
     }
-    within(CODE, `part ${part}: size by its index`, sum, size)
+    within(CODE, `${where}: size by the index`, sum, size)
     for (const sequence of part === 1 ? all : plain) place(sequence)
     const decoder = makeDecoder(Math.min(block, Math.max(0, ...all.map(({ count }) => count))), bits, levels)
     // Of a payload behind its checksum, and with 8 bytes to spare: decoders read whole words.
@@ -110,7 +111,7 @@ export async function openDeliveryFile(bytes, shard) {
     for (const [sequence, first, length] of blocks) {
       const whole = length && length + 8
       if (await bytes.fill(buffer.subarray(0, whole)) < whole) incomplete(part, bytes.at)
-      const name = `part ${part}, ${sequence.entries[0].dtype} words from ${first} on`
+      const name = `${where}, ${sequence.entries[0].dtype} words from ${first} on`
       if (length) {
         const stated = new DataView(buffer.buffer).getBigUint64(0, true)
         checkSum(`${name}: checksum`, xxh3(buffer.subarray(8, whole), seed, kernels), writeChecksum(stated))

@@ -33,7 +33,7 @@ export async function readHead(bytes, shard) {
   if (bytes.seekable) bytes.limit = FIRST
   const { text, metadata, tensors } = await readHeader(bytes)
   const document = metadata.get('elsa_delivery') ??
-    fail(shard ? 'InvalidIndex' : 'NotElsa', 'no delivery document in the metadata, expected "elsa_delivery"')
+    fail(shard ? 'InvalidIndex' : 'NotElsa', 'no "elsa_delivery" in the metadata, expected a delivery file')
   const map = parseJson(document, 'delivery document')
   checkVersion(map, CODE)
   checkHeader(text, readFields(map, CODE, { header: CHECKSUM }).header)

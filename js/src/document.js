@@ -10,7 +10,7 @@ import { checkSum, xxh3 } from './xxh3.js'
  */
 
 /** @param {RegExp} pattern @returns {Kind} */
-export const text = (pattern, expected = `a string of the form ${pattern.source.slice(1, -1)}`) => [expected, value => typeof value === 'string' && pattern.test(value)]
+export const text = (pattern, expected = `a string like ${pattern.source.slice(1, -1)}`) => [expected, value => typeof value === 'string' && pattern.test(value)]
 export const TEXT = text(/.*/, 'a string')
 export const NAME = text(/./s, 'a string, not empty')
 export const CHECKSUM = text(/^xxh3:[0-9a-f]{16}$/)

@@ -94,7 +94,7 @@ export async function readLevelFiles(source, options, take) {
  * @returns {LevelDocument | undefined}
  */
 function readDocument({ metadata, tensors }) {
-  if (metadata.has('elsa')) fail(CODE, 'an ELSA file, expected a level file')
+  if (metadata.has('elsa')) fail(CODE, '"elsa" in the metadata, expected a level file')
   const document = metadata.get('elsa_level')
   if (document === undefined) return undefined
   const map = parseJson(document, 'level document')
@@ -148,7 +148,7 @@ function joinLevel(files, metadata) {
   const stated = metadata && readFields(metadata, code, { elsa_level: optional(OBJECT) }).elsa_level
   const fields = stated && readLevel(stated, code)
   /** @type {LevelDocument} */
-  const known = fields ?? files.find(file => file.document)?.document ?? fail('NotElsa', 'no level document in the metadata, expected "elsa_level"')
+  const known = fields ?? files.find(file => file.document)?.document ?? fail('NotElsa', 'no "elsa_level" in the metadata, expected a level file')
   const { nested, ...level } = known
   if (!metadata) return { files, fields: level }
   for (const { name, document, header } of files) {

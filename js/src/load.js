@@ -86,7 +86,7 @@ export async function makeImage(network, options) {
  * @returns {T}
  */
 export function onlyOne([file, ...others]) {
-  if (others.length) fail('InvalidOption', 'a network in shards, expected one file')
+  if (others.length) fail('InvalidOption', 'shards, expected one file')
   return file
 }
 

@@ -84,7 +84,7 @@ export function chooseLevel(profile, choice) {
  * @returns {Profile}
  */
 export function readProfile(header) {
-  const document = header.metadata.get('elsa') ?? fail('NotElsa', 'no ELSA profile in the metadata, expected "elsa"')
+  const document = header.metadata.get('elsa') ?? fail('NotElsa', 'no "elsa" in the metadata, expected an ELSA file')
   const map = parseJson(document, 'profile')
   const version = checkVersion(map, CODE)
   checkHeader(header.text, readFields(map, CODE, { header: optional(CHECKSUM) }).header)
