@@ -195,7 +195,7 @@ function* decode(nested, stored) {
     else {
       const bitmask = bytesOf(first)
       const { length } = words
-      for (let i = 0; i < length; i++) if (bitmask[i >> 3] >> (i & 7) & 1) put(i)
+      for (let i = 0; i < 8 * bitmask.length; i++) if (bitmask[i >> 3] >> (i & 7) & 1) put(i)
       if (bitmask[length >> 3] >> (length & 7)) fail(CODE, say`bitmask of ${name} has bits behind element ${length}, expected none`)
     }
     expect(CODE, say`number of values of ${name}`, values.length, found)
