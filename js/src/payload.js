@@ -101,7 +101,8 @@ export function makeDecoder(most, tau, levels) {
     let at = 0
     for (let i = 0; i < gaps; i++) {
       const gap = symbols[i]
-      check('end of a gap', at + gap + (gap < 255 ? 1 : 0), 0, count)
+      const next = at + gap + (gap < 255 ? 1 : 0)
+      if (next > count) check('end of a gap', next, 0, count)
       if (mode === 2) for (let j = 0; j < gap; j++) places[found++] = left[at + j]
       at += gap
       if (gap < 255) {
@@ -137,7 +138,7 @@ export function makeDecoder(most, tau, levels) {
       stream(distances, count)
       for (let i = 0; i < count; i++) {
         if (distances[i] === 255) escapes++
-        else check('distance', distances[i], 0, top)
+        else if (distances[i] > top) check('distance', distances[i], 0, top)
       }
     }
     const size = bits / 8

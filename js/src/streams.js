@@ -24,7 +24,8 @@ export function open([from, length, name]) {
 }
 
 /**
- * Refuse a number of the payload that is too small or too large.
+ * Refuse a number of the payload that is too small or too large. In loops over words it is called only for those: the call
+ * takes time.
  * @param {string} what
  * @param {number} found
  * @param {number} least
