@@ -1,5 +1,5 @@
 import { arrayOf } from './dtypes.js'
-import { about, fail } from './errors.js'
+import { about, expect, fail, say } from './errors.js'
 import { BLOCK } from './kernels.js'
 import { checkSum, startXxh3 } from './xxh3.js'
 
@@ -43,7 +43,7 @@ export function readData({ name, bytes, header }, kernels, checksums, visit) {
         const done = visitor?.(piece, at)
         if (done) await done
       }
-      if (stated) checkSum(name, value, stated)
+      if (stated) checkSum(say`checksum of ${name}`, value, stated)
     }
     if (await bytes.more()) checkSize(header, header.size + bytes.rest.length)
   })
@@ -54,7 +54,7 @@ export function readData({ name, bytes, header }, kernels, checksums, visit) {
  * @param {number} size of the data section, as far as it is known
  */
 export function checkSize(header, size) {
-  if (size !== header.size) fail(size < header.size ? 'Truncated' : 'TrailingData', `${size} bytes of data, expected`, header.size)
+  expect(size < header.size ? 'Truncated' : 'TrailingData', 'size of the data', size, header.size)
 }
 
 /**
@@ -65,7 +65,7 @@ export function allocate(size) {
   try {
     return new Uint8Array(size)
   } catch {
-    fail('TooLarge', 'no memory for bytes:', size)
+    fail('TooLarge', `no memory for ${size} bytes`)
   }
 }
 
@@ -82,10 +82,10 @@ export function makeTensor({ dtype, shape }, bytes) {
  * Makes a tensor of what comes.
  * @param {Entry} entry
  * @param {(tensor: Tensor) => void} keep
- * @param {Uint8Array} [target] its memory
  * @returns {Visitor}
  */
-export function collect(entry, keep, target = allocate(entry.size)) {
+export function collect(entry, keep) {
+  const target = allocate(entry.size)
   keep(makeTensor(entry, target))
   return (piece, at) => target.set(piece, at)
 }

@@ -1,7 +1,7 @@
 import { asPart, openDeliveryFile } from './delivery_file.js'
 import { about, fail } from './errors.js'
 import { closeAll, openFiles } from './files.js'
-import { describe, loadTensors, makeImage, onlyOne } from './load.js'
+import { describe, makeImage, onlyOne } from './load.js'
 import { joinParts } from './network.js'
 import { chooseLevel } from './profile.js'
 
@@ -29,6 +29,8 @@ export class Delivery {
     this.files = parts
     this.profile = profile
     this.metadata = metadata
+    /** The call before is done. @type {Promise<unknown>} */
+    this.turn = Promise.resolve()
   }
 
   /** How many bytes of the file, or of all shards, a level needs, counted from the first. @param {LevelChoice} choice */
@@ -54,11 +56,12 @@ export class Delivery {
    * @param {DeliveryOptions & {final?: boolean}} [options]
    * @returns {Promise<Delivered>}
    */
-  async load(choice, options = {}) {
-    const { final } = options
-    const network = await this.arrive(choice, options)
-    if (final) this.files = []
-    return loadTensors(network, { level: choice, verify: false }, ({ arrays }, name) => final && arrays.get(name))
+  load(choice, options = {}) {
+    return this.arrive(choice, options, ({ profile, parts }) => {
+      const level = chooseLevel(profile, choice)
+      if (options.final) this.files = []
+      return { level, tensors: new Map(parts.flatMap(({ tensors }) => tensors(level, options.final))) }
+    })
   }
 
   /**
@@ -77,13 +80,13 @@ export class Delivery {
    * @param {DeliveryOptions} [options]
    * @returns {Promise<Uint8Array<ArrayBuffer>>}
    */
-  async image(choice, options) {
-    return makeImage(await this.arrive(choice, options), { level: choice, verify: false })
+  image(choice, options) {
+    return this.arrive(choice, options, network => makeImage(network, { level: choice, verify: false }))
   }
 
   /** The ELSA file that was made into this, byte for byte. @param {DeliveryOptions} [options] @returns {AsyncGenerator<Uint8Array>} */
   async* source(options) {
-    const { source } = onlyOne((await this.arrive('dense', options)).parts)
+    const { source } = await this.arrive('dense', options, ({ parts }) => onlyOne(parts))
     for (const piece of source()) yield piece.slice()
   }
 
@@ -93,14 +96,25 @@ export class Delivery {
   }
 
   /**
-   * Have all that a level needs; gives what is there, to be read as an ELSA file.
+   * Have all that a level needs, and use what is there, to be read as an ELSA file. Calls wait for each other: files have one
+   * state.
+   * @template T
    * @param {LevelChoice} choice
-   * @param {DeliveryOptions} [options]
+   * @param {DeliveryOptions | undefined} options
+   * @param {(network: Network<ReturnType<typeof asPart>>) => T | Promise<T>} use
+   * @returns {Promise<T>}
    */
-  async arrive(choice, { signal, onProgress } = {}) {
+  arrive(choice, options, use) {
+    const done = this.turn.then(async () => use(await this.decode(choice, options)))
+    this.turn = done.catch(() => {})
+    return done
+  }
+
+  /** @param {LevelChoice} choice @param {DeliveryOptions} [options] */
+  async decode(choice, { signal, onProgress } = {}) {
     const { profile, metadata, files } = this
     const part = partOf(profile, choice)
-    if (!files.length) fail('InvalidOption', 'arrays that were handed over')
+    if (!files.length) fail('InvalidOption', 'the arrays were handed over, expected no other call')
     const total = this.bytes(choice)
     let before = 0
     for (const file of files) {
@@ -111,7 +125,7 @@ export class Delivery {
       })
       before += file.ends[part]
     }
-    return { profile, metadata, parts: files.map(file => asPart(file, part)) }
+    return { profile, metadata, parts: files.map(asPart) }
   }
 }
 

@@ -1,19 +1,23 @@
-import { allocate, bytesOf } from './data.js'
-import { readHead } from './delivery_head.js'
+import { allocate, bytesOf, makeTensor } from './data.js'
+import { checkEnd, readHead } from './delivery_head.js'
 import { MANTISSA, bitsOf, wordsOf } from './dtypes.js'
-import { fail } from './errors.js'
-import { BLOCK, makeKernels } from './kernels.js'
+import { fail, within } from './errors.js'
+import { eachBlock, makeKernels } from './kernels.js'
+import { wantedNames } from './load.js'
 import { makeDecoder } from './payload.js'
 import { isReserved } from './profile.js'
 import { Bytes } from './source.js'
-import { broken, open } from './streams.js'
 import { checkCount, report } from './words.js'
-import { xxh3 } from './xxh3.js'
+import { checkSum, writeChecksum, xxh3 } from './xxh3.js'
 
+/** @import { Tensor } from './data.js' */
 /** @import { Opened } from './files.js' */
 /** @import { Entry } from './header.js' */
 /** @import { Words } from './payload.js' */
+/** @import { Payload } from './streams.js' */
 /** @import { Findings } from './words.js' */
+
+const CODE = 'InvalidDelivery'
 
 /**
  * Words of one dtype, of several tensors one after the other (ELSA-D-016), and where they go.
@@ -41,7 +45,7 @@ export async function openDeliveryFile(bytes, shard) {
   const arrays = new Map()
   /** Words of each nested tensor that have a counter. @type {Map<string, number[]>} */
   let counts = new Map([...profile.nested.keys()].map(name => [name, Array(levels + 2).fill(0)]))
-  const file = { header, profile, ends, arrays, parts: 0, decode, checkCounts, isExact, source }
+  const file = { header, profile, ends, arrays, parts: 0, decode, checkCounts, tensors, source }
 
   /**
    * Decode all parts up to one.
@@ -65,13 +69,13 @@ export async function openDeliveryFile(bytes, shard) {
         throw error
       }
       file.parts = part
-      if (part > levels && await bytes.more()) fail('TrailingData', 'bytes behind', ends[part])
+      if (part > levels && await bytes.more()) checkEnd(ends[part] + bytes.rest.length, ends[part])
     }
   }
 
   /** @param {number} part @param {number | undefined} size @returns {never} */
   function incomplete(part, size) {
-    fail('Incomplete', `${size} bytes, ${part > levels ? 'dense' : `level ${part}`} needs ${ends[part]}`)
+    fail('Incomplete', `${size} bytes are there, expected ${ends[part]} for ${part > levels ? 'the dense network' : `level ${part}`}`)
   }
 
   /** @param {number} part */
@@ -79,8 +83,9 @@ export async function openDeliveryFile(bytes, shard) {
     const plain = sequences(plainEntries(part))
     const all = [...plain, ...nested]
     const size = ends[part] - ends[part - 1]
+    const where = `part ${part}`
     const start = 3 * all.reduce((sum, { count }) => sum + Math.ceil(count / block), 0)
-    if (start > size) broken(15)
+    within(CODE, `${where}: size of the index`, start, 0, size)
     const index = await bytes.take(start)
     if (index.length < start) incomplete(part, bytes.at)
     /** @type {[Sequence, first: number, length: number][]} */
@@ -92,13 +97,13 @@ export async function openDeliveryFile(bytes, shard) {
       for (let first = 0; first < sequence.count; first += block) {
         const length = index[at++] | index[at++] << 8 | index[at++] << 16
         const words = Math.min(block, sequence.count - first)
-        if (length > words * sequence.bits / 8 + Math.ceil(words / 8) + 1024) broken(18)
+        within(CODE, `${where}: size of a payload`, length, 0, words * sequence.bits / 8 + Math.ceil(words / 8) + 1024)
         sum += length && length + 8
         longest = Math.max(longest, length)
         blocks.push([sequence, first, length])
       }
     }
-    if (sum !== size) broken(15)
+    within(CODE, `${where}: size by the index`, sum, size)
     for (const sequence of part === 1 ? all : plain) place(sequence)
     const decoder = makeDecoder(Math.min(block, Math.max(0, ...all.map(({ count }) => count))), bits, levels)
     // Of a payload behind its checksum, and with 8 bytes to spare: decoders read whole words.
@@ -106,17 +111,19 @@ export async function openDeliveryFile(bytes, shard) {
     for (const [sequence, first, length] of blocks) {
       const whole = length && length + 8
       if (await bytes.fill(buffer.subarray(0, whole)) < whole) incomplete(part, bytes.at)
-      if (length && xxh3(buffer.subarray(8, whole), seed, kernels) !== new DataView(buffer.buffer).getBigUint64(0, true)) {
-        fail('ChecksumMismatch', 'a payload of part', part)
+      const name = `${where}, ${sequence.entries[0].dtype} words from ${first} on`
+      if (length) {
+        const stated = new DataView(buffer.buffer).getBigUint64(0, true)
+        checkSum(`${name}: checksum`, xxh3(buffer.subarray(8, whole), seed, kernels), writeChecksum(stated))
       }
       const { words, stored } = sequence
       const one = words.subarray(first, first + block)
-      open(buffer.subarray(8), length)
-      if (plain.includes(sequence)) decoder.plain(one, sequence)
-      else if (stored.has(first)) {
-        if (length) broken(22)
-      } else {
-        const places = decoder.nested(length, one, sequence, part > levels ? 0 : part)
+      /** @type {Payload} */
+      const payload = [buffer.subarray(8), length, name]
+      if (plain.includes(sequence)) decoder.plain(payload, one, sequence)
+      else if (stored.has(first)) within(CODE, `${name}: size of a payload of a stored block`, length, 0)
+      else {
+        const places = decoder.nested(payload, one, sequence, part > levels ? 0 : part)
         if (!places) stored.add(first)
         count(sequence, first, bytesOf(one), part, places)
       }
@@ -176,20 +183,36 @@ export async function openDeliveryFile(bytes, shard) {
     for (const { count, stored, bits: width, words } of nested) {
       if (part === 1) stored.clear()
       for (let first = 0; first < count; first += block) {
-        const bytes = bytesOf(words.subarray(first, first + block))
-        for (let at = 0; at < bytes.length && !stored.has(first); at += BLOCK) {
-          const piece = bytes.subarray(at, at + BLOCK)
-          kernels.block.set(piece)
-          kernels.mask(width / 8, piece.length, 2 ** bits - 1, part - 1)
-          piece.set(kernels.block.subarray(0, piece.length))
-        }
+        if (!stored.has(first)) mask(bytesOf(words.subarray(first, first + block)), width, part - 1)
       }
     }
   }
 
-  /** Whether no words of later parts than this one are there, so that none has to be masked. @param {number} [part] */
-  function isExact(part) {
-    return file.parts === part && nested.every(({ stored }) => !stored.size)
+  /** Mask words in place. @param {Uint8Array} bytes @param {number} width @param {number} level */
+  function mask(bytes, width, level) {
+    eachBlock(kernels, bytes, piece => {
+      kernels.mask(width / 8, piece.length, 2 ** bits - 1, level)
+      piece.set(kernels.block.subarray(0, piece.length))
+    })
+  }
+
+  /**
+   * The tensors of a level that is there.
+   * @param {number | 'dense'} level
+   * @param {boolean} [final] whether they may be those of this file, which is of no more use then
+   * @returns {[string, Tensor][]}
+   */
+  function tensors(level, final) {
+    // Where no words of later parts are there, none has to be masked.
+    const exact = level === 'dense' || file.parts === level && nested.every(({ stored }) => !stored.size)
+    return [...wantedNames(header, profile, level)].map(([stored, name]) => {
+      const entry = /** @type {Entry} */ (header.tensors.get(stored))
+      const found = arrays.get(stored) ?? allocate(0)
+      const bytes = final ? found : allocate(entry.size)
+      if (!final) bytes.set(found)
+      if (!exact && profile.nested.has(name)) mask(bytes, bitsOf(entry.dtype), level)
+      return [name, makeTensor(entry, bytes)]
+    })
   }
 
   /** Compare the words of parts with the counts of the profile (ELSA-D-024). @param {number} last */
@@ -212,8 +235,8 @@ export async function openDeliveryFile(bytes, shard) {
   return file
 }
 
-/** What is there of a file, to be read as an ELSA file. @param {DeliveryFile} file @param {number} [part] up to which it is wanted */
-export const asPart = (file, part) => ({ ...file, bytes: new Bytes(file.source().slice(1)), exact: file.isExact(part) })
+/** What is there of a file, to be read as an ELSA file. @param {DeliveryFile} file */
+export const asPart = file => ({ ...file, bytes: new Bytes(file.source().slice(1)) })
 
 /**
  * @param {Entry[]} entries in the order of their data

@@ -33,7 +33,7 @@ export async function readHead(bytes, shard) {
   if (bytes.seekable) bytes.limit = FIRST
   const { text, metadata, tensors } = await readHeader(bytes)
   const document = metadata.get('elsa_delivery') ??
-    fail(shard ? 'InvalidIndex' : 'NotElsa', 'no delivery document')
+    fail(shard ? 'InvalidIndex' : 'NotElsa', 'no "elsa_delivery" in the metadata, expected a delivery file')
   const map = parseJson(document, 'delivery document')
   checkVersion(map, CODE)
   checkHeader(text, readFields(map, CODE, { header: CHECKSUM }).header)
@@ -44,18 +44,22 @@ export async function readHead(bytes, shard) {
     head: CHECKSUM,
   })
   const sum = parts.reduce((/** @type {bigint} */ all, /** @type {number} */ part) => all + BigInt(part), 0n)
-  expect(CODE, 'data', [...tensors.values()].map(tensor => tensor.name + typeOf(tensor)).join(), `__elsa__.deliveryU8 [${sum}]`)
+  expect(CODE, 'list of tensors', [...tensors.values()].map(tensor => `${tensor.name} ${typeOf(tensor)}`).join(), `__elsa__.delivery U8 [${sum}]`)
   let end = 8 + text.length
   const ends = parts.map((/** @type {number} */ part) => end += part)
-  if (bytes.size !== undefined && bytes.size > end) fail('TrailingData', 'bytes behind', end)
+  checkEnd(bytes.size, end)
   await bytes.reach(ends[0])
-  const packed = await bytes.take(parts[0])
-  if (packed.length < parts[0]) fail('Incomplete', 'a head of fewer bytes than', parts[0])
-  checkSum('the head', xxh3(packed), head)
+  const packed = await bytes.all(parts[0], 'Incomplete', 'head')
+  checkSum('checksum of the head', xxh3(packed), head)
   const start = await inflate(packed, source)
-  if (!start || lengthOf(start) !== source - 8) fail(CODE, 'the head is no zlib stream of', source)
+  if (!start || lengthOf(start) !== source - 8) fail(CODE, `head is broken, expected a zlib stream of ${source} bytes`)
   const header = parseHeader(start.subarray(8))
   const profile = readProfile(header)
-  expect(CODE, 'parts', ends.length, profile.levels.length + 2)
+  expect(CODE, 'number of parts', ends.length, profile.levels.length + 2)
   return { block: 2 ** block, ends, start, seed: xxh3(start), header, profile }
+}
+
+/** Refuse bytes behind the last part. @param {number | undefined} size of the file, as far as it is known @param {number} end */
+export function checkEnd(size = 0, end) {
+  if (size > end) expect('TrailingData', 'size of the file', size, end)
 }

@@ -2,7 +2,7 @@ import { bytesOf } from './data.js'
 import { bitsOf } from './dtypes.js'
 import { expect } from './errors.js'
 import { typeOf } from './header.js'
-import { BLOCK } from './kernels.js'
+import { eachBlock } from './kernels.js'
 import { sha256 } from './sha256.js'
 import { compact } from './sift.js'
 import { compareText } from './written.js'
@@ -21,7 +21,7 @@ import { compareText } from './written.js'
 export function checkDigest(level, lines, stated) {
   const hash = sha256()
   for (const name of [...lines.keys()].sort(compareText)) hash.update(new TextEncoder().encode(lines.get(name)?.end()))
-  expect('DigestMismatch', `level ${level}`, `sha256:${hash.hex()}`, stated)
+  expect('DigestMismatch', `digest of level ${level}`, `sha256:${hash.hex()}`, stated)
 }
 
 /**
@@ -55,11 +55,7 @@ export function startLine(name, tensor) {
 export function lineOf(kernels, name, tensor, nested) {
   const line = startLine(name, tensor)
   const bytes = bytesOf(tensor.data)
-  if (!nested) line.update(bytes)
-  for (let at = 0; nested && (!at || at < bytes.length); at += BLOCK) {
-    const piece = bytes.subarray(at, at + BLOCK)
-    kernels.block.set(piece)
-    line.update(...compact(kernels, bitsOf(tensor.dtype) / 8, piece.length))
-  }
+  if (nested) eachBlock(kernels, bytes, ({ length }) => line.update(...compact(kernels, bitsOf(tensor.dtype) / 8, length)))
+  else line.update(bytes)
   return line
 }

@@ -1,4 +1,4 @@
-import { expect, fail, show } from './errors.js'
+import { fail, range, say, show } from './errors.js'
 import { Real } from './json.js'
 import { checkSum, xxh3 } from './xxh3.js'
 
@@ -10,9 +10,9 @@ import { checkSum, xxh3 } from './xxh3.js'
  */
 
 /** @param {RegExp} pattern @returns {Kind} */
-export const text = pattern => [pattern, value => typeof value === 'string' && pattern.test(value)]
-export const TEXT = text(/.*/)
-export const NAME = text(/./s)
+export const text = (pattern, expected = `a string like ${pattern.source.slice(1, -1)}`) => [expected, value => typeof value === 'string' && pattern.test(value)]
+export const TEXT = text(/.*/, 'a string')
+export const NAME = text(/./s, 'a string, not empty')
 export const CHECKSUM = text(/^xxh3:[0-9a-f]{16}$/)
 export const DIGEST = text(/^sha256:[0-9a-f]{64}$/)
 /** @type {Kind} */
@@ -21,11 +21,11 @@ export const OBJECT = ['an object', value => value instanceof Map]
 export const NUMBER = ['a number', value => typeof value === 'number' || value instanceof Real]
 
 /** @param {number} least @param {number} most @returns {Kind} */
-export const integer = (least, most = Infinity) => [`${least}…${most}`, value =>
+export const integer = (least, most = Infinity) => [`an integer ${range(least, most)}`, value =>
   typeof value === 'number' && value >= least && value <= most]
 
 /** @param {Kind} kind @param {number} least @param {number} most @returns {Kind} */
-export const listOf = ([expected, test], least = 0, most = Infinity) => [`${least}…${most} × ${expected}`, value =>
+export const listOf = ([expected, test], least = 0, most = Infinity) => [`a list of length ${range(least, most)}, each ${expected}`, value =>
   Array.isArray(value) && value.length >= least && value.length <= most && value.every(test)]
 
 /** @param {Kind} kind @param {any} [fallback] @returns {Kind} */
@@ -36,13 +36,14 @@ export const optional = ([expected, test], fallback) => [expected, test, fallbac
  * @param {Map<string, any>} map
  * @param {ErrorCode} code of what is malformed
  * @param {Record<string, Kind>} kinds
+ * @param {string} [where] the document, for messages
  * @returns {Record<string, any>}
  */
-export function readFields(map, code, kinds) {
+export function readFields(map, code, kinds, where = '') {
   return Object.fromEntries(Object.entries(kinds).map(([key, [expected, test, ...fallback]]) => {
     const missing = fallback.length && !map.has(key)
     const value = missing ? fallback[0] : map.get(key)
-    if (!missing && !test(value)) fail(code, `${show(key)} is ${show(value)}, expected ${expected}`)
+    if (!missing && !test(value)) fail(code, `${where + show(key)} is ${show(value)}, expected ${expected}`)
     return [key, value]
   }))
 }
@@ -52,10 +53,11 @@ export function readFields(map, code, kinds) {
  * @param {Map<string, any>} map
  * @param {ErrorCode} code
  * @param {Kind} kind
+ * @param {string} [where]
  * @returns {Map<string, any>}
  */
-export function mapOf(map, code, kind) {
-  for (const key of map.keys()) readFields(map, code, { [key]: kind })
+export function mapOf(map, code, kind, where) {
+  for (const key of map.keys()) readFields(map, code, { [key]: kind }, where)
   return map
 }
 
@@ -67,9 +69,9 @@ export function mapOf(map, code, kind) {
  */
 export function checkVersion(map, code) {
   const { version } = readFields(map, code, { version: text(/^[0-9]+\.[0-9]+$/) })
-  expect('UnsupportedVersion', 'version', version.split('.')[0], '1')
+  if (!/^1\./.test(version)) fail('UnsupportedVersion', say`version is ${version}, expected 1`)
   const { requires: [feature] } = readFields(map, code, { requires: optional(listOf(TEXT), []) })
-  expect('UnsupportedFeature', 'requires', feature, undefined)
+  if (feature !== undefined) fail('UnsupportedFeature', say`the file requires ${feature}, expected nothing unknown`)
   return version
 }
 
@@ -81,5 +83,5 @@ export function checkVersion(map, code) {
 export function checkHeader(header, stated) {
   if (!stated) return
   const zeroed = new TextDecoder().decode(header).replaceAll(stated.slice(5), '0'.repeat(16))
-  checkSum('the header', xxh3(new TextEncoder().encode(zeroed)), stated)
+  checkSum('checksum of the header', xxh3(new TextEncoder().encode(zeroed)), stated)
 }

@@ -4,13 +4,12 @@
 const KNOWN = /^(BOOL|[UI](8|16|32|64)|F4|F6_E2M3|F6_E3M2|F8_E8M0|F8_E(4M3|5M2)(FNUZ)?|B?F16|F32|[FC]64)$/
 
 /**
- * What JavaScript has no type for is given as stored: F16 and BF16 as the bits of each element, C64 as pairs, elements of
- * at most 8 bits as bytes.
+ * What JavaScript has no type for is given as stored: C64 as pairs, and else as words: F16 and BF16 as the bits of each
+ * element, elements of at most 8 bits as bytes.
  * @type {Record<string, any>}
  */
 const ARRAYS = {
-  I8: Int8Array, I16: Int16Array, U16: Uint16Array, F16: Uint16Array, BF16: Uint16Array, I32: Int32Array, U32: Uint32Array,
-  F32: Float32Array, I64: BigInt64Array, U64: BigUint64Array, F64: Float64Array, C64: Float32Array,
+  I8: Int8Array, I16: Int16Array, I32: Int32Array, I64: BigInt64Array, F32: Float32Array, F64: Float64Array, C64: Float32Array,
 }
 
 /** Bits of the mantissa, of dtypes that can carry counters (elsa-1.0.md §4.1). @type {Record<string, number>} */
@@ -19,12 +18,14 @@ export const MANTISSA = { F32: 23, BF16: 7, F16: 10, F64: 52 }
 /** Bits of an element (§3.3), which are in the name of its dtype; 0 for a dtype that there is not. @param {string} dtype */
 export const bitsOf = dtype => KNOWN.test(dtype) ? Number(dtype.match(/\d+/)) || 8 : 0
 
-/** Memory as unsigned words. @param {number} bits @param {any} buffer @returns {any} */
-export const wordsOf = (bits, buffer) =>
-  new (bits < 16 ? Uint8Array : bits < 32 ? Uint16Array : bits < 64 ? Uint32Array : BigUint64Array)(buffer)
+/** Unsigned words. @param {number} bits @returns {any} */
+const typeOfWords = bits => bits < 16 ? Uint8Array : bits < 32 ? Uint16Array : bits < 64 ? Uint32Array : BigUint64Array
+
+/** Memory as unsigned words. @param {number} bits @param {any} buffer @param {number[]} where @returns {any} */
+export const wordsOf = (bits, buffer, ...where) => new (typeOfWords(bits))(buffer, ...where)
 
 /** @param {string} dtype @param {Uint8Array} bytes @returns {TypedArray} */
 export function arrayOf(dtype, { buffer, byteOffset, length }) {
-  const Type = ARRAYS[dtype] ?? Uint8Array
+  const Type = ARRAYS[dtype] ?? typeOfWords(bitsOf(dtype))
   return new Type(buffer, byteOffset, length / Type.BYTES_PER_ELEMENT)
 }

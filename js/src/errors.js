@@ -23,11 +23,10 @@ export class ElsaError extends Error {
 /**
  * @param {ErrorCode} code
  * @param {string} message what was found, what was expected
- * @param {unknown[]} values that end the message
  * @returns {never}
  */
-export function fail(code, message, ...values) {
-  throw new ElsaError(code, [message, ...values.map(show)].join(' '))
+export function fail(code, message) {
+  throw new ElsaError(code, message)
 }
 
 /**
@@ -38,7 +37,22 @@ export function fail(code, message, ...values) {
  * @param {unknown} expected
  */
 export function expect(code, what, found, expected) {
-  if (found !== expected) fail(code, `${show(what)} is ${show(found)}, expected`, expected)
+  if (found !== expected) fail(code, `${what} is ${show(found)}, expected ${show(expected)}`)
+}
+
+/** @param {number} least @param {number} most */
+export const range = (least, most) => least < most ? most < Infinity ? `${least} to ${most}` : `at least ${least}` : most < least ? 'none' : `${most}`
+
+/**
+ * Refuse a number that is too small or too large.
+ * @param {ErrorCode} code
+ * @param {string} what
+ * @param {number} found
+ * @param {number} least
+ * @param {number} [most]
+ */
+export function within(code, what, found, least, most = least) {
+  if (!(found >= least && found <= most)) fail(code, `${what} is ${found}, expected ${range(least, most)}`)
 }
 
 /**
@@ -57,14 +71,18 @@ export async function about(name, action) {
   }
 }
 
+/** The text of a message: a tag that shows the values in it. @param {TemplateStringsArray} raw @param {unknown[]} values */
+export const say = (raw, ...values) => String.raw({ raw }, ...values.map(show))
+
 /**
- * A value as it may stand in a message: quoted, escaped, not too long.
- * @param {unknown} value
+ * A value as it may stand in a message: as JSON, escaped, not too long.
+ * @param {any} value
  * @returns {string}
  */
 export function show(value) {
-  if (typeof value !== 'string') return typeof value === 'object' ? 'no integer or string' : String(value)
   // Names are arbitrary Unicode: none of it may reach a terminal as control or direction marks.
-  const text = JSON.stringify(value).replace(/[^ -~]/g, c => `\\u${c.charCodeAt(0).toString(16).padStart(4, '0')}`)
-  return text.length > 120 ? `${text.slice(0, 117)}…"` : text
+  const plain = (/** @type {string} */ _, /** @type {any} */ one) => one instanceof Map ? Object.fromEntries(one) : typeof one === 'bigint' ? Number(one) : one
+  const text = (value?.written ?? JSON.stringify(value, plain) ?? 'missing')
+    .replace(/[^ -~]/g, (/** @type {string} */ c) => `\\u${c.charCodeAt(0).toString(16).padStart(4, '0')}`)
+  return text.length > 120 ? `${text.slice(0, 117)}...` : text
 }

@@ -1,7 +1,7 @@
 import { csrWriter } from './csr.js'
 import { allocate, readData } from './data.js'
 import { bitsOf } from './dtypes.js'
-import { fail } from './errors.js'
+import { fail, say } from './errors.js'
 import { checkLength, countBits } from './header.js'
 import { makeKernels } from './kernels.js'
 import { LAYOUT, partsOf } from './layouts.js'
@@ -111,7 +111,7 @@ function sparse(entry, to, write) {
  */
 function planLevel({ header, profile }, level, layout) {
   if (!LAYOUT[1](layout) || level === 'dense' && layout !== level) {
-    fail('InvalidOption', 'layout', layout)
+    fail('InvalidOption', say`layout is ${layout}, expected ${level === 'dense' ? level : LAYOUT[0]}`)
   }
   const { nested, levels, shard } = profile
   const wanted = wantedNames(header, profile, level)
@@ -130,7 +130,7 @@ function planLevel({ header, profile }, level, layout) {
     const { name, digest } = levels[level - 1]
     const tensors = new Map([...nested.keys()].sort(compareText).map(name => {
       const { dtype, shape } = /** @type {Entry} */ (header.tensors.get(name))
-      if (shape.some(d => typeof d === 'bigint')) fail('TooLarge', 'a dimension above 2^53:', name)
+      if (shape.some(d => typeof d === 'bigint')) fail('TooLarge', say`shape of ${name} is ${shape}, expected less than 2^53`)
       return [name, { dtype, shape }]
     }))
     metadata.set('elsa_level', writeJson({ digest: shard ? undefined : digest, layout, level, name, tensors, version: '1.0' }))
@@ -141,7 +141,7 @@ function planLevel({ header, profile }, level, layout) {
   for (const place of order) {
     const { name, dtype, shape } = place
     place.begin = end
-    end += Number(countBits(shape, BigInt(bitsOf(dtype)))) / 8
+    end += Number(countBits(place, 'TooLarge')) / 8
     entries.set(name, { dtype, shape, data_offsets: [place.begin, end] })
   }
   const text = new TextEncoder().encode(writeJson(entries))

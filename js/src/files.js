@@ -1,5 +1,5 @@
 import { OBJECT, TEXT, integer, mapOf, optional, readFields } from './document.js'
-import { ElsaError, about, expect, fail, show } from './errors.js'
+import { ElsaError, about, expect, fail, say, within } from './errors.js'
 import { parseJson } from './json.js'
 import { Bytes, isUrl } from './source.js'
 import { compareText } from './written.js'
@@ -76,7 +76,7 @@ export async function openFiles(source, options, open, join) {
           await add(shard ?? fail('RemoteError', 'answered 404'), name, { signal, onProgress }, true)
         } catch (error) {
           if (!(error instanceof ElsaError)) throw error
-          if (/answered 404$/.test(error.message)) fail(CODE, `shard ${show(name)} is missing`)
+          if (/answered 404/.test(error.message)) fail(CODE, say`${name} is missing, expected by the index`)
           first ??= error // that a later shard is missing would count before
         }
       }
@@ -103,14 +103,14 @@ export async function closeAll(files) {
 async function readIndex(bytes) {
   const text = await bytes.take(LIMIT + 1)
   await bytes.close()
-  if (text.length > LIMIT) fail(CODE, 'an index of more bytes than', LIMIT)
+  within(CODE, 'size of the index', text.length, 0, LIMIT)
   const { weight_map: weightMap, metadata } = readFields(parseJson(text, 'index'), CODE, {
     weight_map: ['a non-empty object', map => map instanceof Map && map.size > 0],
     metadata: optional(OBJECT, new Map()),
   })
-  const names = [...new Set(mapOf(weightMap, CODE, TEXT).values())].sort(compareText)
+  const names = [...new Set(mapOf(weightMap, CODE, TEXT, 'weight_map: ').values())].sort(compareText)
   for (const name of names) {
-    if (/^\.{0,2}$|[/\\\0]/.test(name)) fail('UnsafePath', 'no plain file name:', name)
+    if (/^\.{0,2}$|[/\\\0]/.test(name)) fail('UnsafePath', say`the name ${name} is a path, expected one beside the index`)
   }
   return { weightMap, names, metadata }
 }
@@ -127,9 +127,9 @@ function checkMap({ weightMap, metadata }, shards) {
     total += header.size
     for (const tensor of header.tensors.keys()) {
       count++
-      expect(CODE, tensor, weightMap.get(tensor), name)
+      expect(CODE, say`shard of ${tensor}`, weightMap.get(tensor), name)
     }
   }
-  expect(CODE, 'weight_map', weightMap.size, count)
+  expect(CODE, 'size of weight_map', weightMap.size, count)
   readFields(metadata, CODE, { total_size: optional(integer(total, total)) })
 }

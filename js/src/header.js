@@ -1,8 +1,9 @@
 import { OBJECT, TEXT, listOf, mapOf, optional, readFields } from './document.js'
 import { bitsOf } from './dtypes.js'
-import { expect, fail } from './errors.js'
+import { expect, fail, say, within } from './errors.js'
 import { parseJson } from './json.js'
 
+/** @import { ErrorCode } from './errors.js' */
 /** @import { Kind } from './document.js' */
 /** @import { Bytes } from './source.js' */
 
@@ -35,32 +36,27 @@ const LIMIT = 100_000_000
  * @returns {Promise<Header>}
  */
 export async function readHeader(bytes) {
-  const start = await bytes.take(8)
-  if (start.length < 8) fail('Truncated', 'no 8 bytes')
-  const length = checkLength(lengthOf(start))
+  if (!new Uint8Array(Uint32Array.of(1).buffer)[0]) throw Error('a big-endian machine, expected a little-endian one')
+  const length = checkLength(lengthOf(await bytes.all(8, 'Truncated', 'file')))
   await bytes.reach(8 + length)
-  const text = await bytes.take(length)
-  if (text.length < length) fail('Truncated', 'a header of fewer bytes than', length)
-  return parseHeader(text)
+  return parseHeader(await bytes.all(length, 'Truncated', 'header'))
 }
 
 /**
- * The length of the header, in the first 8 bytes of a buffer. In the machine's order of bytes: where that is another than
- * the file's, numbers would be read wrongly, so that all files have to be refused.
+ * The length of the header, in the first 8 bytes of a buffer.
  * @param {Uint8Array} bytes
  */
 export const lengthOf = ({ buffer }) => Number(new BigUint64Array(/** @type {ArrayBuffer} */ (buffer), 0, 1)[0])
 
 /** @param {number} length */
 export function checkLength(length) {
-  if (length > LIMIT) fail('HeaderTooLarge', 'a header of more bytes than', LIMIT)
+  within('HeaderTooLarge', 'size of the header', length, 0, LIMIT)
   return length
 }
 
 /** @type {Kind} */
-const ENTRY = ['dtype, shape and two data_offsets', entry => OBJECT[1](entry) && entry.size === 3 && TEXT[1](entry.get('dtype')) &&
-  SIZES[1](entry.get('shape')) && SIZES[1](entry.get('data_offsets')) && entry.get('data_offsets').length === 2]
-const SIZES = listOf(['', value => typeof value === 'number' || typeof value === 'bigint'])
+const SIZE = ['an integer', value => typeof value === 'number' || typeof value === 'bigint']
+const ENTRY = { dtype: TEXT, shape: listOf(SIZE), data_offsets: listOf(SIZE, 2, 2) }
 
 /**
  * @param {Uint8Array} text
@@ -70,23 +66,28 @@ export function parseHeader(text) {
   const map = parseJson(text, 'header', true)
   const { __metadata__: metadata } = readFields(map, CODE, { ['__metadata__']: optional(OBJECT, new Map()) })
   map.delete('__metadata__')
-  mapOf(metadata, CODE, TEXT)
-  for (const [name, entry] of mapOf(map, CODE, ENTRY)) {
-    if (!bitsOf(entry.get('dtype'))) fail('UnknownDtype', 'dtype and tensor:', entry.get('dtype'), name)
+  mapOf(metadata, CODE, TEXT, '__metadata__: ')
+  /** @type {any[]} */
+  const entries = [...mapOf(map, CODE, OBJECT)].map(([name, entry]) => {
+    const fields = readFields(entry, CODE, ENTRY, say`${name}: `)
+    expect(CODE, say`number of fields of ${name}`, entry.size, 3)
+    return { name, ...fields }
+  })
+  for (const { name, dtype } of entries) {
+    if (!bitsOf(dtype)) fail('UnknownDtype', say`dtype of ${name} is ${dtype}, expected one of safetensors`)
   }
   /** @type {Map<string, any>} */
-  const tensors = new Map([...map].map(([name, entry]) => {
-    const { dtype, shape, data_offsets } = Object.fromEntries(entry)
+  const tensors = new Map(entries.map(({ name, dtype, shape, data_offsets }) => {
     /** @type {bigint[]} */
     const [begin, end] = data_offsets.map(BigInt)
-    const bits = BigInt(bitsOf(dtype))
-    expect('InvalidOffsets', `bits of ${name}`, 8n * (end - begin), countBits(shape, bits))
-    return [name, { name, dtype, shape, begin, end, size: Number(end - begin), elements: Number(8n * (end - begin) / bits) }]
+    const bits = 8n * (end - begin)
+    expect('InvalidOffsets', say`size of ${name} in bits`, bits, countBits({ name, dtype, shape }, 'InvalidOffsets'))
+    return [name, { name, dtype, shape, begin, end, size: Number(bits) / 8, elements: Number(bits) / bitsOf(dtype) }]
   }))
   const order = [...tensors.values()].sort((a, b) => Number(a.begin - b.begin || a.end - b.end))
   let size = 0n
   for (const entry of order) {
-    expect('InvalidOffsets', `begin of ${entry.name}`, entry.begin, size)
+    expect('InvalidOffsets', say`begin of ${entry.name}`, entry.begin, size)
     entry.begin = Number(size)
     size = entry.end
   }
@@ -94,15 +95,16 @@ export function parseHeader(text) {
 }
 
 /**
- * The bits of a tensor, or undefined where they, without dimensions of 0, are too many (ELSA-R-025).
- * @param {(number | bigint)[]} shape
- * @param {bigint} bits
- * @returns {bigint | undefined}
+ * The bits of a tensor, which must not be too many without dimensions of 0 either (ELSA-R-025).
+ * @param {{name: string, dtype: string, shape: (number | bigint)[]}} tensor
+ * @param {ErrorCode} code
+ * @returns {bigint}
  */
-export function countBits(shape, bits) {
+export function countBits({ name, dtype, shape }, code) {
+  let bits = BigInt(bitsOf(dtype))
   for (const dimension of shape) {
     if (dimension) bits *= BigInt(dimension)
-    if (bits >> 63n) return undefined
+    if (bits >> 63n) fail(code, say`shape of ${name} is ${shape}, expected less than 2^63 bits`)
   }
   return shape.every(Boolean) ? bits : 0n
 }

@@ -1,4 +1,4 @@
-import { fail, show } from './errors.js'
+import { fail, say, within } from './errors.js'
 
 /**
  * A JSON value as restricted JSON has it (elsa-1.0.md §3.2). Objects are Maps, so that no name is special. Integers above
@@ -7,7 +7,13 @@ import { fail, show } from './errors.js'
  */
 
 /** A number that is not an integer as it was written: 1.0, 1e3. */
-export class Real extends Number {}
+export class Real extends Number {
+  /** @param {string} written */
+  constructor(written) {
+    super(written)
+    this.written = written
+  }
+}
 
 const DEPTH = 32
 const END = Symbol()
@@ -29,7 +35,7 @@ export function parseJson(source, what, header) {
     text = typeof source === 'string' ? source : new TextDecoder('utf-8', { fatal: true, ignoreBOM: true }).decode(source)
     JSON.parse(text)
   } catch (error) {
-    invalid(show(/** @type {Error} */ (error).message))
+    invalid(say`no JSON: ${/** @type {Error} */ (error).message}`)
   }
   // As it is JSON, commas and colons tell nothing that brackets and values do not.
   const token = /[\s,:]*(["{}[\]]|[^\s,}\]]+)/y
@@ -41,7 +47,7 @@ export function parseJson(source, what, header) {
     while (text[end] !== '"') end += text[end] === '\\' ? 2 : 1
     token.lastIndex = end + 1
     const value = JSON.parse(text.slice(begin - 1, end + 1))
-    return /\p{Surrogate}/u.test(value) ? invalid('a lone surrogate') : value
+    return /\p{Surrogate}/u.test(value) ? invalid('string has a lone surrogate, expected none') : value
   }
 
   /** @param {string} word @returns {Json} */
@@ -49,11 +55,11 @@ export function parseJson(source, what, header) {
     const value = JSON.parse(word)
     if (typeof value !== 'number') return value
     const real = /[.e]/i.test(word)
-    if (header && (real || word[0] === '-')) invalid(`${word}, expected digits`)
-    if (real && Number.isFinite(value)) return new Real(value)
+    if (header && (real || word[0] === '-')) invalid(say`number is ${word}, expected digits alone`)
+    if (real && Number.isFinite(value)) return new Real(word)
     if (Number.isSafeInteger(value)) return value + 0 // -0 is the integer 0
     const large = !real && header && word.length < 20 && BigInt(word)
-    return large && !(large >> 63n) ? large : invalid(`${show(word)} is too large`)
+    return large && !(large >> 63n) ? large : invalid(say`number is ${word}, expected less than 2^${header ? 63 : 53}`)
   }
 
   /** @param {number} depth @returns {any} */
@@ -62,17 +68,17 @@ export function parseJson(source, what, header) {
     if (word === '"') return string()
     if (word === '}' || word === ']') return END
     if (word !== '{' && word !== '[') return scalar(word)
-    if (depth > DEPTH) invalid(`more than ${DEPTH} levels`)
+    within('InvalidJson', `${what}: depth`, depth, 1, DEPTH)
     const map = new Map()
     const list = []
     for (let one; (one = value(depth + 1)) !== END;) {
       if (word === '[') list.push(one)
-      else if (map.has(one)) fail('DuplicateKey', `${what}: two of`, one)
+      else if (map.has(one)) fail('DuplicateKey', what + say`: ${one} is there twice, expected once`)
       else map.set(one, value(depth + 1))
     }
     return word === '[' ? list : map
   }
 
-  if (!(header ? /^\{[^]*\} *$/ : /^\s*\{/).test(text)) invalid('expected an object')
+  if (!(header ? /^\{[^]*\} *$/ : /^\s*\{/).test(text)) invalid(say`text is ${text.slice(0, 9)} to ${text.slice(-9)}, expected an object`)
   return value(1)
 }

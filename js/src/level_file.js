@@ -2,8 +2,8 @@ import { allocate, bytesOf, collect, makeTensor, readData } from './data.js'
 import { checkDigest, lineOf } from './digest.js'
 import { DIGEST, NAME, OBJECT, checkVersion, integer, listOf, mapOf, optional, readFields, text } from './document.js'
 import { bitsOf, wordsOf } from './dtypes.js'
-import { about, expect, fail } from './errors.js'
-import { openFiles } from './files.js'
+import { about, expect, fail, say, within } from './errors.js'
+import { nameOf, openFiles } from './files.js'
 import { countBits, typeOf } from './header.js'
 import { parseJson } from './json.js'
 import { makeKernels } from './kernels.js'
@@ -81,7 +81,10 @@ export async function readLevelFiles(source, options, take) {
       for (const [name, line] of lines) all.set(name, line)
     })
   }
-  if (together) compared++, checkDigest(fields.level, all, whole)
+  if (together) {
+    compared++
+    await about(nameOf(source), async () => checkDigest(fields.level, all, whole))
+  }
   return { files, fields, compared }
 }
 
@@ -91,7 +94,7 @@ export async function readLevelFiles(source, options, take) {
  * @returns {LevelDocument | undefined}
  */
 function readDocument({ metadata, tensors }) {
-  if (metadata.has('elsa')) fail(CODE, 'an ELSA file')
+  if (metadata.has('elsa')) fail(CODE, '"elsa" in the metadata, expected a level file')
   const document = metadata.get('elsa_level')
   if (document === undefined) return undefined
   const map = parseJson(document, 'level document')
@@ -100,16 +103,16 @@ function readDocument({ metadata, tensors }) {
   /** @type {Map<string, any> | undefined} */
   const listed = readFields(map, CODE, { tensors: layout === 'dense' ? optional(OBJECT) : OBJECT }).tensors
   const expected = new Set()
-  for (const [name, tensor] of mapOf(listed ?? new Map(), CODE, OBJECT)) {
+  for (const [name, tensor] of mapOf(listed ?? new Map(), CODE, OBJECT, 'tensors: ')) {
     const nested = readFields(tensor, CODE, { dtype: text(/^(F32|BF16|F16|F64)$/), shape: listOf(integer(0)) })
     const { dtype, shape } = nested
     checkReserved(name, CODE)
-    if (countBits(shape, BigInt(bitsOf(dtype))) === undefined) fail(CODE, 'too large:', name)
-    if (layout !== 'dense' && tensors.has(name)) fail(CODE, 'stored as such and in parts:', name)
+    countBits({ name, dtype, shape }, CODE)
+    if (layout !== 'dense' && tensors.has(name)) fail(CODE, say`${name} is stored as such and in parts, expected parts alone`)
     const parts = partsOf({ name, dtype, shape }, layout, BigInt(tensors.get(`__elsa__.values.${name}`)?.shape[0] ?? 0))
     for (const part of parts) {
       const found = tensors.get(part.name)
-      expect(CODE, part.name, found && typeOf(found), typeOf(part))
+      expect(CODE, say`type of ${part.name}`, found && typeOf(found), typeOf(part))
       expected.add(part.name)
     }
     listed?.set(name, { dtype, shape, parts: parts.map(({ name }) => name) })
@@ -145,15 +148,15 @@ function joinLevel(files, metadata) {
   const stated = metadata && readFields(metadata, code, { elsa_level: optional(OBJECT) }).elsa_level
   const fields = stated && readLevel(stated, code)
   /** @type {LevelDocument} */
-  const known = fields ?? files.find(file => file.document)?.document ?? fail('NotElsa', 'no level document')
+  const known = fields ?? files.find(file => file.document)?.document ?? fail('NotElsa', 'no "elsa_level" in the metadata, expected a level file')
   const { nested, ...level } = known
   if (!metadata) return { files, fields: level }
   for (const { name, document, header } of files) {
-    expect(code, name, describe(document), describe(known))
+    expect(code, say`level of ${name}`, describe(document), describe(known))
     for (const { document } of files) {
       // The index has every stored name once; one that is stored in parts must not be stored as such too.
       for (const [tensor, { parts }] of document?.nested ?? []) {
-        if (parts.length > 1 && header.tensors.has(tensor)) fail(code, 'in two shards:', tensor)
+        if (parts.length > 1 && header.tensors.has(tensor)) fail(code, say`${tensor} is stored as such and in parts, expected parts alone`)
       }
     }
   }
@@ -162,7 +165,7 @@ function joinLevel(files, metadata) {
 }
 
 /** @param {LevelFields | undefined} document */
-const describe = document => document && JSON.stringify([document.level, document.name, document.layout])
+const describe = document => document && `${document.level}, ${document.name}, ${document.layout}`
 
 /**
  * The tensors of a file, one after the other; the parts of nested ones against ELSA-R-070, 073 and 092.
@@ -181,7 +184,7 @@ function* decode(nested, stored) {
     const bytes = allocate(rows * columns * bits / 8)
     const words = wordsOf(bits, bytes.buffer)
     const values = wordsOf(bits, (third ?? second).buffer)
-    if (!values.every(Boolean)) fail(CODE, 'a zero among the values of', name)
+    if (!values.every(Boolean)) fail(CODE, say`values of ${name} have a zero, expected none`)
     let found = 0
     /** @param {number} place */
     const put = place => {
@@ -189,26 +192,16 @@ function* decode(nested, stored) {
       found++
     }
     if (third) putRows(name, columns, first, second, put)
-    else putBits(name, words.length, bytesOf(first), put)
-    expect(CODE, `values of ${name}`, values.length, found)
+    else {
+      const bitmask = bytesOf(first)
+      const { length } = words
+      for (let i = 0; i < 8 * bitmask.length; i++) if (bitmask[i >> 3] >> (i & 7) & 1) put(i)
+      if (bitmask[length >> 3] >> (length & 7)) fail(CODE, say`bitmask of ${name} has bits behind element ${length}, expected none`)
+    }
+    expect(CODE, say`number of values of ${name}`, values.length, found)
     yield [name, makeTensor({ dtype, shape }, bytes)]
   }
   for (const [name, tensor] of stored) if (!used.has(name)) yield [name, tensor]
-}
-
-/**
- * @param {string} name
- * @param {number} elements
- * @param {Uint8Array} bitmask
- * @param {(place: number) => void} put
- */
-function putBits(name, elements, bitmask, put) {
-  for (let i = 0; i < bitmask.length; i++) {
-    for (let bits = bitmask[i], j = 8 * i; bits; bits >>= 1, j++) {
-      if (bits & 1) put(j)
-    }
-  }
-  if (bitmask[bitmask.length - 1] >> (elements & 7 || 8)) fail(CODE, 'bits behind the end of', name)
 }
 
 /**
@@ -224,10 +217,10 @@ function putRows(name, columns, pointers, indices, put) {
     // Row −1 has no elements, and ends where row 0 begins.
     let begin = end
     end = Number(pointers[row])
-    if (end < begin || end > (row ? indices.length : 0)) fail(CODE, 'the indptr of', name)
+    if (end < begin || end > (row ? indices.length : 0)) within(CODE, say`indptr of ${name} at ${row}`, end, begin, row ? indices.length : 0)
     for (let last = -1; begin < end; begin++) {
       const column = Number(indices[begin])
-      if (column <= last || column >= columns) fail(CODE, 'the indices of', name)
+      if (column <= last || column >= columns) within(CODE, say`index of ${name} at ${begin}`, column, last + 1, columns - 1)
       put((row - 1) * columns + column)
       last = column
     }

@@ -9,7 +9,7 @@ import { chooseLevel, isReserved, storedName } from './profile.js'
 /** @import { ReadOptions } from './files.js' */
 /** @import { Entry, Header } from './header.js' */
 /** @import { Kernels } from './kernels.js' */
-/** @import { Network, Part } from './network.js' */
+/** @import { Network } from './network.js' */
 /** @import { LevelChoice, Profile } from './profile.js' */
 /** @import { Source } from './source.js' */
 
@@ -47,22 +47,10 @@ export function describe(parts) {
 export function load(source, options) {
   return withNetwork(source, options, async network => {
     const { profile, metadata } = network
-    return { profile, metadata, ...await loadTensors(network, options) }
+    const tensors = new Map()
+    const level = await readLevel(network, options, (entry, name) => collect(entry, tensor => tensors.set(name, tensor)))
+    return { level, profile, metadata, tensors }
   })
-}
-
-/**
- * @template {Part} P
- * @param {Network<P>} network
- * @param {LoadOptions} options
- * @param {(part: P, stored: string) => Uint8Array | undefined | false} [memory] that is to be used
- * @returns {Promise<{level: number | 'dense', tensors: Map<string, Tensor>}>}
- */
-export async function loadTensors(network, options, memory) {
-  const tensors = new Map()
-  const level = await readLevel(network, options, (entry, name, part) =>
-    collect(entry, tensor => tensors.set(name, tensor), memory?.(part, entry.name) || undefined))
-  return { level, tensors }
 }
 
 /**
@@ -104,10 +92,9 @@ export function onlyOne([file, ...others]) {
 
 /**
  * Read all data of a network, and hand out what a level has of it.
- * @template {Part} P
- * @param {Network<P>} network
+ * @param {Network} network
  * @param {LoadOptions} options
- * @param {(entry: Entry, name: string, part: P) => Visitor} take gets the stored tensor, its name in the level, and then the pieces
+ * @param {(entry: Entry, name: string) => Visitor} take gets the stored tensor, its name in the level, and then the pieces
  * @returns {Promise<number | 'dense'>}
  */
 async function readLevel({ profile: whole, parts }, { level: choice, verify = true }, take) {
@@ -118,7 +105,7 @@ async function readLevel({ profile: whole, parts }, { level: choice, verify = tr
     const wanted = wantedNames(header, profile, level)
     await readData(part, kernels, verify && profile.checksums, entry => {
       const name = wanted.get(entry.name)
-      return name === undefined ? undefined : masked(kernels, profile, entry, part.exact ? 'dense' : level, take(entry, name, part))
+      return name === undefined ? undefined : masked(kernels, profile, entry, level, take(entry, name))
     })
   }
   return level

@@ -10,8 +10,8 @@ import { checkSums, ownMetadata, readProfile } from './profile.js'
 /** @import { Bytes, Source } from './source.js' */
 
 /**
- * One file of a network, its header read; `exact` if it has no word that is not of the level wanted.
- * @typedef {Opened & {profile: Profile, exact?: boolean}} Part
+ * One file of a network, its header read.
+ * @typedef {Opened & {profile: Profile}} Part
  */
 
 /**
@@ -70,9 +70,13 @@ export function joinParts(files, index) {
   /** @param {'nested' | 'perLevel' | 'checksums'} key @returns {any[]} */
   const all = key => parts.flatMap(({ profile }) => [...profile[key]])
   const profile = { ...first, nested: new Map(all('nested')), perLevel: new Set(all('perLevel')), checksums: new Map(all('checksums')), shard: undefined }
-  for (const [i, { profile: { bits, levels, shard } }] of parts.entries()) {
-    expect(code, 'shard', `${shard?.number} of ${shard?.of}`, `${i + 1} of ${parts.length}`)
-    expect(code, `levels of shard ${i + 1}`, JSON.stringify([bits, levels]), JSON.stringify([first.bits, first.levels]))
+  for (const [i, { profile }] of parts.entries()) {
+    const { shard } = profile
+    expect(code, 'number of a shard', `${shard?.number} of ${shard?.of}`, `${i + 1} of ${parts.length}`)
+    const [found, expected] = [profile, first].map(({ bits, levels }) => JSON.stringify({ bits, levels }))
+    // From where they differ; of equal ones the last character.
+    const at = [...found].findIndex((character, i) => character !== expected[i])
+    expect(code, `shard ${i + 1} from where it differs`, found.slice(at), expected.slice(at))
   }
   checkSums(profile)
   return { profile, metadata, parts }

@@ -1,4 +1,6 @@
-import { broken, byte, bytes, checkUnused, end, fields, skip, stream, varint } from './streams.js'
+import { byte, bytes, check, checkUnused, end, fields, open, skip, stream, varint } from './streams.js'
+
+/** @import { Payload } from './streams.js' */
 
 /**
  * Words of one dtype: bits of each, bits of the mantissa if the dtype can carry counters, else −1.
@@ -7,7 +9,7 @@ import { broken, byte, bytes, checkUnused, end, fields, skip, stream, varint } f
  */
 
 /**
- * Decodes the payloads of blocks (delivery-1.0.md §5 to §7) that were opened, in memory of its own that it uses again and again.
+ * Decodes the payloads of blocks (delivery-1.0.md §5 to §7), in memory of its own that it uses again and again.
  * @param {number} most words of a block
  * @param {number} tau
  * @param {number} levels
@@ -25,38 +27,44 @@ export function makeDecoder(most, tau, levels) {
 
   /**
    * All words of a block, without counters (ELSA-D-019).
+   * @param {Payload} payload
    * @param {Words} words
    * @param {WordType} type
    */
-  function plain(words, type) {
+  function plain(payload, words, type) {
+    open(payload)
     values(words, type, words.length, everywhere, 0, 0)
     end()
   }
 
   /**
    * The words of a nested block that have one counter; those that were described before are not zero (ELSA-D-020).
-   * @param {number} size of the payload
+   * @param {Payload} payload
    * @param {Words} words
    * @param {WordType} type
    * @param {number} part 1…T, or 0 for the dense part
    * @returns {Uint32Array | undefined} the places of the words; nothing if the block is stored, so that all of them are there
    */
-  function nested(size, words, type, part) {
+  function nested(payload, words, type, part) {
+    const [, size] = payload
     const none = left.subarray(0, 0)
     if (!size && part) return none
     let count = 0
     // Before part 1 none is described.
     if (part === 1) count = words.length
     else for (let i = 0; i < words.length; i++) if (!words[i]) left[count++] = i
-    if (!size) return count ? broken(24) : none
+    open(payload)
+    if (!size) {
+      check('number of words left', count, 0)
+      return none
+    }
     const kept = varint()
     const mode = byte()
     if (mode === 4 && part === 1) {
       stored(words, kept)
       return undefined
     }
-    if (kept < 1 || kept > count) broken(20)
-    if (!part && kept < count) broken(24)
+    check('k', kept, part ? 1 : count || 1, count)
     const places = positions(mode, kept, part === 1 ? everywhere : left, count)
     values(words, type, kept, places, tau, part)
     end()
@@ -81,18 +89,20 @@ export function makeDecoder(most, tau, levels) {
         places[found] = left[i]
         found += from[start + (i >> 3)] >> (i & 7) & 1
       }
-      checkUnused(count, 27)
-      if (found !== kept) broken(27)
+      checkUnused(count)
+      check('number of words taken', found, kept)
       return places
     }
-    if (mode !== 1 && mode !== 2 || kept === count) broken(25)
+    check('mode', mode, 1, 3)
+    check('k of this mode', kept, 1, count - 1)
     const gaps = varint()
-    if (gaps > count) broken(26)
+    check('number of gaps', gaps, 0, count)
     stream(symbols, gaps)
     let at = 0
     for (let i = 0; i < gaps; i++) {
       const gap = symbols[i]
-      if (at + gap + (gap < 255 ? 1 : 0) > count) broken(26)
+      const next = at + gap + (gap < 255 ? 1 : 0)
+      if (next > count) check('end of a gap', next, 0, count)
       if (mode === 2) for (let j = 0; j < gap; j++) places[found++] = left[at + j]
       at += gap
       if (gap < 255) {
@@ -101,7 +111,8 @@ export function makeDecoder(most, tau, levels) {
       }
     }
     if (mode === 2) while (at < count) places[found++] = left[at++]
-    if (found !== kept || gaps && symbols[gaps - 1] === 255) broken(26)
+    check('number of words taken', found, kept)
+    if (gaps) check('last gap', symbols[gaps - 1], 0, 254)
     return places
   }
 
@@ -121,13 +132,13 @@ export function makeDecoder(most, tau, levels) {
     let top = 0
     let escapes = 0
     if (!raw) {
-      if (h > 5 || h > mantissa - tau) broken(29)
+      check('h, if not 255,', h, 0, Math.min(5, mantissa - tau))
       top = varint()
-      if (top >= 2 ** (bits - 1 - shift)) broken(29)
+      check('top', top, 0, 2 ** (bits - 1 - shift) - 1)
       stream(distances, count)
       for (let i = 0; i < count; i++) {
         if (distances[i] === 255) escapes++
-        else if (distances[i] > top) broken(31)
+        else if (distances[i] > top) check('distance', distances[i], 0, top)
       }
     }
     const size = bits / 8
@@ -156,7 +167,7 @@ export function makeDecoder(most, tau, levels) {
     const target = new Uint8Array(words.buffer, words.byteOffset)
     for (let i = 0; i < count; i++) {
       if (distances[i] !== 255) continue
-      if ((bytes[escaped] & 2 ** tau - 1) !== counter) broken(31)
+      check('counter of an escape', bytes[escaped] & 2 ** tau - 1, counter)
       target.set(bytes.subarray(escaped, escaped += size), places[i] * size)
     }
   }
@@ -188,12 +199,13 @@ export function makeDecoder(most, tau, levels) {
     const at = skip(byteLength)
     end()
     new Uint8Array(buffer, byteOffset).set(bytes.subarray(at, at + byteLength))
+    let first = 0
     for (let i = 0; i < byteLength; i += width) {
       const counter = bytes[at + i] & 2 ** tau - 1
-      if (counter > levels) broken(22)
-      if (counter === 1) kept--
+      check('counter of a stored word', counter, 0, levels)
+      if (counter === 1) first++
     }
-    if (kept) broken(22)
+    check('k', kept, first)
   }
 
   return { plain, nested }

@@ -1,6 +1,6 @@
 import { CHECKSUM, DIGEST, NAME, NUMBER, OBJECT, TEXT, checkHeader, checkVersion, integer, listOf, mapOf, optional, readFields, text } from './document.js'
 import { MANTISSA } from './dtypes.js'
-import { expect, fail } from './errors.js'
+import { expect, fail, say } from './errors.js'
 import { typeOf } from './header.js'
 import { parseJson } from './json.js'
 import { compareText } from './written.js'
@@ -40,7 +40,7 @@ export const isReserved = name => name.startsWith(RESERVED)
 
 /** Refuse a name that is the format's own. @param {string} name @param {ErrorCode} code */
 export function checkReserved(name, code) {
-  if (isReserved(name)) fail(code, 'a reserved name:', name)
+  if (isReserved(name)) fail(code, say`the name ${name} is reserved, expected another`)
 }
 
 /**
@@ -74,7 +74,7 @@ export function chooseLevel(profile, choice) {
   const wanted = typeof choice === 'function' ? choice(profile) : choice
   if (wanted === 'dense') return wanted
   const [found, other] = profile.levels.filter(({ level, name }) => level === wanted || name === wanted)
-  if (!found || other) fail('NoSuchLevel', `expected 1…${profile.levels.length}, a name or "dense", not`, wanted)
+  if (!found || other) fail('NoSuchLevel', say`level is ${wanted}, expected ${profile.levels.map(({ name }) => name)}, 1 to ${profile.levels.length} or "dense"`)
   return found.level
 }
 
@@ -84,7 +84,7 @@ export function chooseLevel(profile, choice) {
  * @returns {Profile}
  */
 export function readProfile(header) {
-  const document = header.metadata.get('elsa') ?? fail('NotElsa', 'no ELSA profile')
+  const document = header.metadata.get('elsa') ?? fail('NotElsa', 'no "elsa" in the metadata, expected an ELSA file')
   const map = parseJson(document, 'profile')
   const version = checkVersion(map, CODE)
   checkHeader(header.text, readFields(map, CODE, { header: optional(CHECKSUM) }).header)
@@ -106,17 +106,17 @@ export function readProfile(header) {
     bits: fields.bits,
     levels,
     dense: { metrics: readMetrics(fields.dense) },
-    nested: mapOf(fields.nested, CODE, listOf(integer(0), levels.length, levels.length)),
+    nested: mapOf(fields.nested, CODE, listOf(integer(0), levels.length, levels.length), 'nested: '),
     perLevel: new Set(perLevel),
-    checksums: mapOf(fields.checksums, CODE, CHECKSUM),
-    shard: fields.shard && readFields(fields.shard, CODE, { of: integer(1), number: integer(1, fields.shard.get('of')) }),
+    checksums: mapOf(fields.checksums, CODE, CHECKSUM, 'checksums: '),
+    shard: fields.shard && readFields(fields.shard, CODE, { of: integer(1), number: integer(1, fields.shard.get('of')) }, 'shard: '),
   }
   for (const [name, counts] of profile.nested) {
-    for (const [t, count] of counts.entries()) if (count < counts[t - 1]) fail(CODE, 'falling counts of', name)
+    for (const [t, count] of counts.entries()) if (count < counts[t - 1]) fail(CODE, say`counts of ${name} are ${counts}, expected rising counts`)
   }
   for (const [i, name] of perLevel.entries()) {
-    if (i && compareText(perLevel[i - 1], name) >= 0) fail(CODE, 'per_level is not sorted at', name)
-    if (profile.nested.has(name)) fail(CODE, 'nested and in per_level:', name)
+    if (i && compareText(perLevel[i - 1], name) >= 0) fail(CODE, say`${name} is behind ${perLevel[i - 1]} in per_level, expected rising names`)
+    if (profile.nested.has(name)) fail(CODE, say`${name} is in nested and in per_level, expected in one`)
   }
   for (const name of [...profile.nested.keys(), ...perLevel]) checkReserved(name, CODE)
   checkTensors(profile, header)
@@ -130,7 +130,7 @@ export function readProfile(header) {
  */
 function readMetrics(map) {
   const { metrics } = readFields(map, CODE, { metrics: optional(OBJECT, new Map()) })
-  return Object.fromEntries([...mapOf(metrics, CODE, NUMBER)].sort().map(([key, value]) => [key, Number(value)]))
+  return Object.fromEntries([...mapOf(metrics, CODE, NUMBER, 'metrics: ')].sort().map(([key, value]) => [key, Number(value)]))
 }
 
 /**
@@ -142,10 +142,10 @@ function readLevel(map, index) {
   const fields = readFields(map, CODE, {
     name: NAME,
     nonzero: integer(0),
-    target: optional(['0…1', value => NUMBER[1](value) && value >= 0 && value <= 1]),
+    target: optional(['a number 0 to 1', value => NUMBER[1](value) && value >= 0 && value <= 1]),
     pattern: optional(text(/^[1-9][0-9]*:[1-9][0-9]*$/)),
     digest: optional(DIGEST),
-  })
+  }, `level ${index + 1}: `)
   return { level: index + 1, ...fields, target: fields.target && Number(fields.target), metrics: readMetrics(map) }
 }
 
@@ -158,20 +158,20 @@ function checkTensors(profile, { tensors, order }) {
   const code = 'ProfileMismatch'
   const { bits, levels, nested, perLevel, checksums } = profile
   for (const name of [...nested.keys(), ...perLevel, ...checksums.keys()]) {
-    if (!tensors.has(name)) fail(code, 'no tensor', name)
+    if (!tensors.has(name)) fail(code, say`${name} is missing, expected by the profile`)
   }
   for (const [name, counts] of nested) {
     const { dtype, elements } = /** @type {Entry} */ (tensors.get(name))
-    if (!(bits <= MANTISSA[dtype])) fail(code, `no room for counters of ${bits} bits:`, name)
+    if (!(bits <= MANTISSA[dtype])) fail(code, say`dtype of ${name} is ${dtype}, expected one with room for ${bits} bits`)
     const most = counts[counts.length - 1]
-    if (most > elements) fail(code, `more than ${elements} weights kept of`, name)
+    if (most > elements) fail(code, say`counts of ${name} are ${counts}, expected at most ${elements}`)
   }
   const variants = new Set()
   for (const name of perLevel) {
     const tensor = /** @type {Entry} */ (tensors.get(name))
     for (const { level } of levels) {
       const variant = tensors.get(storedName(profile, name, level))
-      expect(code, `variant ${level} of ${name}`, variant && typeOf(variant), typeOf(tensor))
+      expect(code, say`variant ${level} of ${name}`, variant && typeOf(variant), typeOf(tensor))
       variants.add(variant)
     }
   }
@@ -179,7 +179,7 @@ function checkTensors(profile, { tensors, order }) {
   for (const tensor of order) {
     const isVariant = variants.has(tensor)
     if (!isVariant) checkReserved(tensor.name, code)
-    if (isVariant && tensor.size && others) fail(code, 'a variant behind other tensors:', tensor.name)
+    if (isVariant && tensor.size && others) fail(code, say`variant ${tensor.name} is behind other tensors, expected before`)
     others ||= !isVariant && tensor.size > 0
   }
 }
@@ -190,7 +190,7 @@ export function checkSums({ levels, nested, shard }) {
     let sum = 0n
     for (const counts of nested.values()) sum += BigInt(counts[level - 1])
     if (shard ? sum > BigInt(nonzero) : sum !== BigInt(nonzero)) {
-      fail('CountMismatch', `level ${level} keeps ${sum} weights, expected`, nonzero)
+      fail('CountMismatch', `level ${level} keeps ${sum} weights, expected ${nonzero}`)
     }
   }
 }

@@ -1,4 +1,6 @@
-import { ElsaError, fail } from './errors.js'
+import { ElsaError, expect, fail, say } from './errors.js'
+
+/** @import { ErrorCode } from './errors.js' */
 
 /**
  * Where bytes come from. A string is a URL.
@@ -86,6 +88,19 @@ export class Bytes {
     return new Uint8Array(await new Blob(pieces).arrayBuffer())
   }
 
+  /**
+   * So many bytes, all of them.
+   * @param {number} count
+   * @param {ErrorCode} code if there are fewer
+   * @param {string} what they are
+   * @returns {Promise<Uint8Array>}
+   */
+  async all(count, code, what) {
+    const found = await this.take(count)
+    expect(code, `size of the ${what}`, found.length, count)
+    return found
+  }
+
   /** Of what was read, so many bytes at most. @param {number} most */
   next(most) {
     const piece = this.rest.subarray(0, most)
@@ -106,7 +121,7 @@ export class Bytes {
     await this.close()
     this.at = at
     this.rest = NONE
-    if (!this.seekable) this.open = () => fail('Incomplete', 'a stream that broke off')
+    if (!this.seekable) this.open = () => fail('Incomplete', 'the stream broke off, expected no other call')
   }
 
   /** Let go of what is open; what can be opened again is, should more be wanted. */
@@ -180,14 +195,14 @@ export class Bytes {
    * @returns {boolean}
    */
   check({ headers, ok, status }, begin) {
-    if (!ok) fail(CODE, 'the server answered', status)
+    if (!ok) fail(CODE, `the server answered ${status}, expected the file`)
     const etag = headers.get('etag')
-    if (this.etag && etag && etag.replace('W/', '') !== this.etag.replace('W/', '')) fail(CODE, 'the file on the server has changed')
+    if (this.etag && etag && etag.replace('W/', '') !== this.etag.replace('W/', '')) fail(CODE, 'the file on the server has changed, expected the same')
     this.etag ??= etag
     const partial = status === 206
     // Across origins the header may be hidden.
     const [, first = begin, size] = /^bytes (\d+)-\d+\/(\d+)/.exec(headers.get('content-range') ?? '') ?? []
-    if (partial && Number(first) !== begin) fail(CODE, `byte ${first} and on, expected`, begin)
+    if (partial) expect(CODE, 'first byte of the answer', Number(first), begin)
     if (partial && size) this.size = Number(size)
     // For progress alone: an answer may have other bytes than its headers say, with a Content-Encoding it has.
     if (!partial && !headers.get('content-encoding')) this.total = Number(headers.get('content-length')) || undefined
@@ -219,6 +234,8 @@ async function* chunks(stream) {
  */
 async function* cut(pieces, ahead, count) {
   for await (const piece of pieces.getReader ? chunks(pieces) : pieces) {
+    // Not instanceof: it may come from another window.
+    if (piece?.BYTES_PER_ELEMENT !== 1) fail('InvalidOption', say`the source gave ${piece}, expected a Uint8Array`)
     const passed = Math.min(ahead, piece.length)
     const wanted = piece.subarray(passed, passed + count)
     ahead -= passed

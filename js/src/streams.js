@@ -1,28 +1,43 @@
-import { fail } from './errors.js'
+import { within } from './errors.js'
 
 const LIMIT = 12
 const table = new Uint16Array(1 << LIMIT)
 
-/** Refuse a part that breaks a rule of the specification. @param {number} rule @returns {never} */
-export function broken(rule) {
-  fail('InvalidDelivery', `a part breaks the rule ELSA-D-0${rule}`)
-}
-
-// The payload that is being decoded (delivery-1.0.md §5), one at a time: its fields are read one after the other.
+// The payload that is being decoded (delivery-1.0.md §5): its fields are read one after the other. There is one at a time,
+// from `open` to `end`, since nothing waits in between.
+let where = ''
 export let bytes = /** @type {Uint8Array} */ (new Uint8Array(0))
 let size = 0
 let at = 0
 
-/** @param {Uint8Array} from more than the payload, by 8 at least @param {number} length of the payload */
-export function open(from, length) {
+/**
+ * A payload, in memory with 8 bytes more at least, and what to call it.
+ * @typedef {[from: Uint8Array, length: number, name: string]} Payload
+ */
+
+/** @param {Payload} payload */
+export function open([from, length, name]) {
+  where = name
   bytes = from
   size = length
   at = 0
 }
 
+/**
+ * Refuse a number of the payload that is too small or too large. In loops over words it is called only for those: the call
+ * takes time.
+ * @param {string} what
+ * @param {number} found
+ * @param {number} least
+ * @param {number} [most]
+ */
+export function check(what, found, least, most = least) {
+  if (!(found >= least && found <= most)) within('InvalidDelivery', `${where}: ${what}`, found, least, most)
+}
+
 /** Move on by so many bytes; gives where they begin. @param {number} count */
 export function skip(count) {
-  if (count > size - at) broken(21)
+  check('end of a field', at + count, 0, size)
   at += count
   return at - count
 }
@@ -35,7 +50,7 @@ export function varint() {
   for (let i = 0, scale = 1; ; i++, scale *= 128) {
     const next = byte()
     value += (next & 127) * scale
-    if (i && !next || i > 8) broken(21)
+    if (i && !next || i > 8) check('size of a number', i + 1, 1, Math.min(i, 9))
     if (next < 128) return value
   }
 }
@@ -51,7 +66,7 @@ export function stream(out, count) {
   if (type === 0) out.set(bytes.subarray(skip(count), at))
   else if (type === 1) out.fill(byte(), 0, count)
   else if (type === 2) huffman(out, count)
-  else broken(33)
+  else check('type of a byte stream', type, 0, 2)
 }
 
 /** @param {Uint8Array} out @param {number} count */
@@ -61,8 +76,8 @@ function huffman(out, count) {
   const quarter = count + 3 >> 2
   for (let i = 0; i < 4; i++) {
     const used = decode(bytes, skip(sizes[i]), out, Math.min(i * quarter, count), Math.min((i + 1) * quarter, count))
-    if (used + 7 >> 3 !== sizes[i]) broken(39)
-    checkUnused(used, 39)
+    check('size of a bit stream', sizes[i], used + 7 >> 3)
+    checkUnused(used)
   }
 }
 
@@ -74,11 +89,11 @@ function lengths(last) {
   for (let i = 0; i <= last; i++) {
     let place = 0
     while (bytes[bits & 7 ? at - 1 : skip(1)] >> (bits++ & 7) & 1) place++
-    if (place >= list.length) broken(38)
+    check('place of a code length', place, 0, 12)
     list.unshift(found[i] = list.splice(place, 1)[0])
   }
-  checkUnused(bits, 38)
-  if (!found[last]) broken(38)
+  checkUnused(bits)
+  check('last code length', found[last], 1, LIMIT)
   return found
 }
 
@@ -97,16 +112,16 @@ export function fields(out, count, width, shift) {
     const place = start + (bit >>> 3)
     out[i] |= ((from[place] | from[place + 1] << 8) >> (bit & 7) & mask) << shift
   }
-  checkUnused(count * width, 30)
+  checkUnused(count * width)
 }
 
-/** The bits behind the last one of a field that just ended must be 0. @param {number} bits of the field @param {number} rule */
-export function checkUnused(bits, rule) {
-  if (bits & 7 && bytes[at - 1] >> (bits & 7)) broken(rule)
+/** The bits behind the last one of a field that just ended must be 0. @param {number} bits of the field */
+export function checkUnused(bits) {
+  if (bits & 7) check('value of unused bits', bytes[at - 1] >> (bits & 7), 0)
 }
 
 export function end() {
-  if (at !== size) broken(21)
+  check('end of the last field', at, size)
 }
 
 /**
@@ -125,7 +140,7 @@ function fillTable(lengths) {
       used += 1 << LIMIT - length
     }
   }
-  if (used !== 1 << LIMIT) broken(35)
+  check('sum of the code', used, 1 << LIMIT)
 }
 
 /**

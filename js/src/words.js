@@ -1,5 +1,5 @@
 import { MANTISSA, bitsOf } from './dtypes.js'
-import { ElsaError, show } from './errors.js'
+import { ElsaError, say } from './errors.js'
 import { check, compact } from './sift.js'
 
 /** @import { Visitor } from './data.js' */
@@ -32,8 +32,8 @@ function checkWords(kernels, { name, dtype }, { bits, levels: { length } }, byte
   // The highest 16 bits of +Inf.
   const exponent = 0x8000 - 2 ** (MANTISSA[dtype] + 16 - 8 * width)
   const found = check(kernels, width, bytes, 2 ** bits - 1, length, exponent)
-  if (found & 1) findings[16] ??= new ElsaError('NonFinite', `Inf or NaN in ${show(name)}`)
-  if (found & 2) findings[16] ??= new ElsaError('CounterOutOfRange', `a counter above ${length} in ${show(name)}`)
+  if (found & 1) findings[16] ??= new ElsaError('NonFinite', say`${name} has Inf or NaN, expected none`)
+  if (found & 2) findings[16] ??= new ElsaError('CounterOutOfRange', say`a counter of ${name} is too large, expected at most ${length}`)
 }
 
 /**
@@ -47,7 +47,7 @@ function checkWords(kernels, { name, dtype }, { bits, levels: { length } }, byte
 export function checkCount({ name }, { nested }, level, kept, findings) {
   const stated = nested.get(name)?.[level - 1]
   if (kept !== stated) {
-    findings[17] ??= new ElsaError('CountMismatch', `${kept} weights in level ${level} of ${show(name)}, expected ${stated}`)
+    findings[17] ??= new ElsaError('CountMismatch', say`level ${level} keeps ${kept} weights of ${name}, expected ${stated}`)
   }
 }
 

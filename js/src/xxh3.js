@@ -1,5 +1,5 @@
 import { expect } from './errors.js'
-import { BLOCK, fromBase64, makeKernels } from './kernels.js'
+import { BLOCK, eachBlock, fromBase64, makeKernels } from './kernels.js'
 
 /** @import { Kernels } from './kernels.js' */
 
@@ -132,13 +132,10 @@ export function startXxh3(kernels, length, seed = 0n) {
  */
 export function xxh3(bytes, seed, kernels = makeKernels()) {
   const update = startXxh3(kernels, bytes.length, seed)
-  let value
-  let at = 0
-  do {
-    const piece = bytes.subarray(at, at += BLOCK)
-    kernels.block.set(piece)
-    value = update(piece.length)
-  } while (at < bytes.length)
+  let value = 0n
+  eachBlock(kernels, bytes, ({ length }) => {
+    value = update(length)
+  })
   return value
 }
 

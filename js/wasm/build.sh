@@ -4,7 +4,7 @@ set -eu
 cd "$(dirname "$0")"
 out=$(mktemp)
 trap 'rm -f "$out"' EXIT
-clang --target=wasm32 -msimd128 -Oz -nostdlib -ffreestanding -Wall -Wextra -Werror -Wno-int-to-pointer-cast \
+clang --target=wasm32 -msimd128 -Os -nostdlib -ffreestanding -Wall -Wextra -Werror -Wno-int-to-pointer-cast \
   -Wl,--no-entry,--strip-all,--stack-first,-z,stack-size=1024,--initial-memory=262144,--max-memory=262144 \
   kernels.c -o "$out"
 {

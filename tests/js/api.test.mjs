@@ -98,3 +98,61 @@ test('a file that promises more memory than there is', async () => {
   await assert.rejects(elsa.load([start, new Uint8Array(9)], { level: 1 }), { code: 'TooLarge' })
   await assert.rejects(elsa.validate([start, new Uint8Array(9)]), { code: 'Truncated' })
 })
+
+const shipped = async name => new Uint8Array(await readFile(new URL(`../../spec/vectors/valid/delivery/${name}.ship.safetensors`, import.meta.url)))
+const NAMES = ['trained', 'dtypes', 'stored']
+
+async function* single(whole) {
+  for (const byte of whole) yield Uint8Array.of(byte)
+}
+
+test('deliveries that arrive at the same time do not mix', async () => {
+  const files = await Promise.all(NAMES.map(shipped))
+  const alone = []
+  for (const file of files) alone.push((await (await elsa.openDelivery(file)).load('dense')).tensors)
+  const together = await Promise.all(files.map(async file => (await (await elsa.openDelivery(single(file))).load('dense')).tensors))
+  assert.deepEqual(together, alone)
+})
+
+test('calls for levels of one delivery wait for each other', async () => {
+  const file = await shipped(NAMES[0])
+  const { profile } = await elsa.openDelivery(file)
+  const levels = [...profile.levels.map(({ level }) => level), 'dense']
+  const alone = []
+  for (const level of levels) alone.push(await (await elsa.openDelivery(file)).load(level))
+  const one = await elsa.openDelivery(single(file))
+  assert.deepEqual(await Promise.all(levels.map(level => one.load(level))), alone)
+})
+
+test('a machine whose numbers begin with the highest byte is told', async () => {
+  const { of } = Uint32Array
+  Uint32Array.of = number => of.call(Uint32Array, number << 24)
+  try {
+    await assert.rejects(elsa.inspect(bytes), /expected a little-endian/)
+  } finally {
+    Uint32Array.of = of
+  }
+})
+
+test('a source of something else than bytes is told', async () => {
+  for (const piece of ['text', 7, null, [1, 2], new Float32Array(2)]) {
+    await assert.rejects(elsa.inspect([piece]), { code: 'InvalidOption', message: /the source gave .*, expected a Uint8Array/ })
+  }
+})
+
+test('messages are one line that says the file, what was found and what was expected (ELSA-R-078)', async () => {
+  const root = new URL('../../spec/vectors/', import.meta.url)
+  const read = async name => new File([await readFile(new URL(name, root))], name.split('/').at(-1))
+  const { vectors } = JSON.parse(await (await read('manifest.json')).text())
+  for (const { file, kind, verdict } of vectors) {
+    if (verdict !== 'invalid') continue
+    const source = await read(file)
+    const files = kind.endsWith('index') ? name => read(new URL(name, new URL(file, root)).href).catch(() => undefined) : undefined
+    await assert.rejects(elsa.validate(source, { kind: kind.replace(/_?index$/, '') || 'elsa', files }), ({ message }) => {
+      assert.ok(message.startsWith(`${source.name}: `), message)
+      assert.match(message, /^[ -~]+, expected [ -~]+$|: no JSON: "[ -~]+$/)
+      assert.doesNotMatch(message, /undefined|\[object/)
+      return true
+    })
+  }
+})

@@ -44,7 +44,7 @@ const answers = {
     for (let at = 0; at < all.length; at += size) hash.update(all.subarray(at, at + size))
     return hash.hex()
   },
-  kernels: () => (makeKernels().wasm ? 'wasm' : 'plain'),
+  kernels: () => (makeKernels().memory ? 'wasm' : 'plain'),
   validate: async ({ bytes, kind }) => (await elsa.validate(bytesOf(bytes), { kind })).digests,
   async extract({ path, level, layout, chunk, output }) {
     const file = await open(output, 'w')

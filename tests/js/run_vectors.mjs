@@ -28,6 +28,6 @@ for (const source of sources.length ? sources : [fileURLToPath(new URL('../../js
   const { makeKernels } = await import(pathToFileURL(`${source}/kernels.js`).href)
   const kinds = flags.find(flag => flag.startsWith('kinds='))?.slice(6).split(',')
   const options = flags.includes('first') ? { first: true, sizes: [7], only: vector => !kinds || kinds.includes(vector.kind) } : {}
-  results.push({ source, kernels: (makeKernels().wasm ? 'wasm' : 'plain'), ...await checkVectors(elsa, read, options) })
+  results.push({ source, kernels: (makeKernels().memory ? 'wasm' : 'plain'), ...await checkVectors(elsa, read, options) })
 }
 console.log(JSON.stringify(results))
