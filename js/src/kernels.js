@@ -4,6 +4,7 @@ import { WASM } from './wasm.js'
  * The loops that touch every byte. They work on one block of 64 KiB at a fixed place: data of any alignment is copied
  * there, hashed, masked and compacted in place, and copied to where it belongs. Words have 2, 4 or 8 bytes.
  * @typedef {object} Kernels
+ * @property {any} wasm the functions of WebAssembly, where it is allowed
  * @property {Uint8Array} block what is worked on
  * @property {Uint8Array} bytes all of the memory, the block at BLOCK
  * @property {Uint8Array} values the words of the block that are not zero, once `compact` (sift.js) was called
@@ -31,6 +32,7 @@ export function makeKernels() {
   /** @type {ArrayBuffer} */
   const buffer = wasm ? wasm.memory.buffer : new ArrayBuffer(MEMORY)
   return {
+    wasm,
     bytes: new Uint8Array(buffer),
     block: new Uint8Array(buffer, BLOCK, BLOCK),
     values: new Uint8Array(buffer, VALUES, BLOCK),

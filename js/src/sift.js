@@ -1,7 +1,9 @@
-import { wordsOf } from './dtypes.js'
 import { BLOCK } from './kernels.js'
 
 /** @import { Kernels } from './kernels.js' */
+
+/** Zeros behind the content of the block, so that vectors may reach beyond it. @param {Kernels} kernels @param {number} bytes */
+const end = ({ block }, bytes) => (block.fill(0, bytes, bytes + 64), bytes)
 
 /**
  * Check the first words of the block.
@@ -13,7 +15,9 @@ import { BLOCK } from './kernels.js'
  * @param {number} exponent the highest 16 bits of +Inf
  * @returns {number} 1 if one is Inf or NaN, 2 if one has a counter above `levels`, 3 if both
  */
-export function check({ block: { buffer } }, width, bytes, low, levels, exponent) {
+export function check(kernels, width, bytes, low, levels, exponent) {
+  const { block: { buffer }, wasm } = kernels
+  if (wasm) return wasm.check(width, end(kernels, bytes), low, levels, exponent)
   const halves = new Uint16Array(buffer, BLOCK, bytes / 2)
   const step = width / 2
   let found = 0
@@ -31,17 +35,25 @@ export function check({ block: { buffer } }, width, bytes, low, levels, exponent
  * @param {number} bytes
  * @returns {[bits: Uint8Array, values: Uint8Array]}
  */
-export function compact({ bits, values }, width, bytes) {
-  const { buffer, byteOffset } = values
-  const words = wordsOf(8 * width, buffer, BLOCK, bytes / width)
-  const kept = wordsOf(8 * width, buffer, byteOffset)
+export function compact(kernels, width, bytes) {
+  const { bits, values, wasm } = kernels
+  return [bits.subarray(0, Math.ceil(bytes / width / 8)), values.subarray(0, wasm ? wasm.compact(width, end(kernels, bytes)) : plain(kernels, width, bytes))]
+}
+
+/** @param {Kernels} kernels @param {number} width @param {number} bytes @returns {number} the bytes of the values */
+function plain({ bits, values: { buffer, byteOffset } }, width, bytes) {
+  const Words = width === 2 ? Uint16Array : Uint32Array
+  const step = width === 8 ? 2 : 1
+  const words = new Words(/** @type {ArrayBuffer} */ (buffer), BLOCK, bytes / width * step)
+  const kept = new Words(/** @type {ArrayBuffer} */ (buffer), byteOffset)
   let count = 0
   bits.fill(0)
-  for (let i = 0; i < words.length; i++) {
-    if (words[i]) {
+  for (let i = 0, at = 0; at < words.length; i++, at += step) {
+    if (words[at] || step === 2 && words[at + 1]) {
       bits[i >> 3] |= 1 << (i & 7)
-      kept[count++] = words[i]
+      kept[count++] = words[at]
+      if (step === 2) kept[count++] = words[at + 1]
     }
   }
-  return [bits.subarray(0, Math.ceil(words.length / 8)), values.subarray(0, count * width)]
+  return count * width / step
 }
