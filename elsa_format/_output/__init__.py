@@ -4,7 +4,7 @@ import contextlib
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any, Protocol, TypeVar
 
 from elsa_format._container.index import is_url
@@ -15,6 +15,9 @@ from elsa_format._threads import Progress, no_progress
 
 Target = str | os.PathLike[str] | IO[bytes]
 """A path, the URL of a store, or a writable binary stream such as sys.stdout.buffer."""
+
+COPIED = 1 << 20
+"""Bytes of a file that are read at a time."""
 
 T = TypeVar("T")
 
@@ -73,6 +76,20 @@ def open_unnamed(
 
     neighbour = beside if isinstance(beside, StoreFile) else None
     return StoreFile(place, force=force, in_order=in_order, beside=neighbour)
+
+
+def copy_file(
+    path: str | os.PathLike[str],
+    output: Output,
+    tick: Callable[[int], object] = lambda size: None,
+) -> None:
+    """Write a file's bytes into an output, and count them."""
+    position = 0
+    with open(path, "rb", buffering=0) as file:
+        while block := file.read(COPIED):
+            output.write_at(position, block)
+            position += len(block)
+            tick(len(block))
 
 
 def localized(target: T) -> T | str:

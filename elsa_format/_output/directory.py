@@ -15,9 +15,10 @@ from elsa_format._container.index import is_index, is_url
 from elsa_format._container.listing import Entry, Listing, is_inside
 from elsa_format._errors import InvalidOption, OutputExists, RemoteError
 from elsa_format._output import (
-    Output,
+    COPIED,
     Target,
     UnnamedOutput,
+    copy_file,
     is_special,
     localized,
     open_unnamed,
@@ -35,8 +36,6 @@ from elsa_format._storage.directory import (
 from elsa_format._storage.shards import read_index
 
 T = TypeVar("T", bound=Target)
-COPIED = 1 << 20
-"""Bytes copied at a time."""
 OPEN = 200
 """Side files that have no name before they are whole; more of them wait under temporary ones."""
 
@@ -84,7 +83,7 @@ class InDirectory(os.PathLike[str]):
             stack.enter_context(new_folders(out.parent))
             copy = AtomicFile(out, force=force)
             stack.callback(copy.discard)
-            _copy(self.source / name, copy)
+            copy_file(self.source / name, copy)
             copies.append(copy)
             if len(copies) > OPEN:
                 copy.put_away()
@@ -102,7 +101,7 @@ class InDirectory(os.PathLike[str]):
             beside = copies[0] if copies else None
             copies.append(open_unnamed(out, force=force, beside=beside))
             stack.callback(copies[-1].discard)
-            _copy(self.source / name, copies[-1])
+            copy_file(self.source / name, copies[-1])
             if len(copies) > OPEN:
                 copies[-1].sync()
         return copies
@@ -181,14 +180,6 @@ def _hides(name: str, other: str) -> bool:
     """Whether loaders take one name where both are."""
     one, two = WeightsName.parse(name), WeightsName.parse(other)
     return one is not None and two is not None and not one.variants and bool(two.variants)
-
-
-def _copy(source: Path, output: Output) -> None:
-    position = 0
-    with open(source, "rb", buffering=0) as file:
-        while block := file.read(COPIED):
-            output.write_at(position, block)
-            position += len(block)
 
 
 def in_directory(

@@ -9,15 +9,12 @@ from pathlib import Path
 import xxhash
 
 from elsa_format._errors import ElsaError
-from elsa_format._output import UnnamedOutput
+from elsa_format._output import COPIED, UnnamedOutput, copy_file
 from elsa_format._output.store import StoreFile
 from elsa_format._output.together import commit_together
 from elsa_format._storage.fsspec import find_store, store_errors
 from elsa_format._storage.http_client import redact
 from elsa_format._threads import Meter, Progress, no_progress
-
-COPIED = 1 << 20
-"""Bytes read at a time."""
 
 
 class Mirror:
@@ -72,7 +69,8 @@ class Mirror:
                     self._place(path), force=path in self._before, in_order=True, beside=beside
                 )
                 stack.callback(file.discard)
-                _copy(path, file, meter)
+                copy_file(path, file, meter.tick)
+                file.sync()
                 files.append(file)
             if files:
                 commit_together(files)
@@ -85,13 +83,3 @@ def _state(path: Path) -> str:
         while block := file.read(COPIED):
             found.update(block)
     return found.hexdigest()
-
-
-def _copy(path: Path, file: StoreFile, meter: Meter) -> None:
-    position = 0
-    with open(path, "rb", buffering=0) as source:
-        while block := source.read(COPIED):
-            file.write_at(position, block)
-            position += len(block)
-            meter.tick(len(block))
-    file.sync()

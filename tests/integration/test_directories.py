@@ -463,7 +463,7 @@ def test_bad_weights_and_side_files_leave_nothing(
     def unreadable(*_: object) -> None:
         raise PermissionError(13, "Permission denied", "config.json")
 
-    monkeypatch.setattr(directory, "_copy", unreadable)
+    monkeypatch.setattr(directory, "copy_file", unreadable)
     with pytest.raises(PermissionError):
         elsa.pack(single, out, sparsities=[90])
     assert not out.exists()
