@@ -94,8 +94,8 @@ PARTS = (
     settings("digits-settings", "digits --levels 99,98,97", 6, seeds=4),
     part("text", "text-gpt", 120, seeds=3, measure=LOSS),
     part("digits-50-levels", "digits --levels 99..50", 55, seeds=1, joint=FIFTY),
-    part("fashion-mnist", FASHION, 165, seeds=3, densify=True),
-    part("cifar10", CIFAR, 150, seeds=3),
+    part("fashion-mnist", FASHION, 65, seeds=3, densify=True),
+    part("cifar10", CIFAR, 50, seeds=3),
 )
 
 
@@ -199,13 +199,9 @@ def main() -> None:
                 print(f"$ {words}", flush=True)
                 program = [sys.executable, "-c", "from elsa_train._cli import main; main()"]
                 # All seeds run the same programs.
-                known_programs = {"JAX_COMPILATION_CACHE_DIR": str(RUNS / "programs")}
-                subprocess.run(
-                    [*program, *shlex.split(words)[1:]],
-                    cwd=ROOT,
-                    check=True,
-                    env=known_programs | os.environ,
-                )
+                env = {"JAX_COMPILATION_CACHE_DIR": str(RUNS / "programs")} | os.environ
+                words_given = shlex.split(words)[1:]
+                subprocess.run([*program, *words_given], cwd=ROOT, check=True, env=env)
                 write_page()
     write_page()
 

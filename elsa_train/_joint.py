@@ -102,13 +102,12 @@ class Joint:
         """Return the counters from this step on: 0 for weights that no level has."""
         full = self.scope.budgets(params, Level("dense", 0.0))
         progress = self.schedule.progress(step)
-        scores = jax.tree.map(jnp.abs, params)
         n = _method.counters(params)
         for t, level in enumerate(self.levels, 1):
             final = self.scope.budgets(params, level)
             budgets = [round(a - (a - b) * progress) for a, b in zip(full, final, strict=True)]
             # What sparser levels have counts as frozen: denser ones have it too.
-            kept = self.scope.select(scores, n, budgets, level.pattern)
+            kept = self.scope.select(params, n, budgets, level.pattern)
             n = _extend(n, kept, t)
         return n
 

@@ -84,9 +84,8 @@ class Run:
         factor: float = 1.0,
     ) -> Plan:
         """Lay out a phase."""
-        recipe, per_epoch = self.recipe, self.trainer.steps_per_epoch
-        steps = round(epochs * per_epoch)
-        rate = recipe.learning_rate * recipe.batch_size / 256 * factor
+        recipe = self.recipe
+        steps = round(epochs * self.trainer.steps_per_epoch)
         rule: MaskRule | None = None
         if level is not None:
             steps = max(2, steps)
@@ -97,7 +96,15 @@ class Run:
             if recipe.updater:
                 updater = make_updater(recipe.updater, self.scope, level, schedule)
                 rule = JaxprunerRule(updater)
-        warmup = min(round(recipe.warmup_epochs * per_epoch), steps // 2)
+        return self._phase(number, name, steps, rule, factor)
+
+    def _phase(
+        self, number: int, name: str, steps: int, rule: MaskRule | Joint | None, factor: float = 1.0
+    ) -> Plan:
+        """Give a phase the recipe's warmup, and its learning rate times a factor."""
+        recipe = self.recipe
+        rate = recipe.learning_rate * recipe.batch_size / 256 * factor
+        warmup = min(round(recipe.warmup_epochs * self.trainer.steps_per_epoch), steps // 2)
         return Plan(number, name, steps, rate, warmup, rule)
 
     def plans(self) -> dict[int, Plan]:
@@ -125,9 +132,7 @@ class Run:
         start = round(recipe.joint_dense * steps)
         end = max(start, min(round((1 - recipe.joint_fixed) * steps), steps - 1))
         rule = Joint(self.scope, levels, Schedule(start, end, recipe.joint_every), shares)
-        rate = recipe.learning_rate * recipe.batch_size / 256
-        warmup = min(round(recipe.warmup_epochs * self.trainer.steps_per_epoch), steps // 2)
-        return Plan(number, name, steps, rate, warmup, rule)
+        return self._phase(number, name, steps, rule)
 
     def measured(self, network: Network, part: Part | None = None) -> float:
         """Return the number by which a network is judged."""
