@@ -88,7 +88,7 @@ class Picture:
 
     def svg(self, grid: bool = False) -> str:
         """The picture; a grid has a line where bars have their full width."""
-        height, right = self.y + 12, RIGHT + 170
+        height, right = self.y + 12, RIGHT + 200
         lines = [f'<line class="axis" x1="{LEFT}" x2="{LEFT}" y1="8" y2="{height - 8}"/>']
         if grid:
             end = LEFT + WIDTH

@@ -3,6 +3,7 @@
 The case `huge` writes 40 GiB and is left out unless it is named.
 """
 
+import argparse
 import json
 import subprocess
 import sys
@@ -111,7 +112,8 @@ def levels(folder: Path) -> None:
         measure("pack", folder / "dense.safetensors", "--sparsities", sparsities, "-f", "-o", net)
         measure("inspect", net)
         measure("verify", net)
-        measure("extract", net, "--level", count, "--layout", "csr", "-o", "/dev/null")
+        for layout in ("dense", "bitmask", "csr"):
+            measure("extract", net, "--level", 100, "--layout", layout, "-o", "/dev/null")
 
 
 def huge(folder: Path) -> None:
@@ -135,10 +137,16 @@ CASES: dict[str, Callable[[Path], None]] = {
 
 def main() -> None:
     """Run cases in a folder."""
-    folder, *chosen = sys.argv[1:]
-    for case in chosen or ["tensors", "header", "levels"]:
+    parser = argparse.ArgumentParser(prog="python -m fuzz.limits", description=__doc__)
+    parser.add_argument("folder", type=Path, help="where files may be written")
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(CASES))
+    given = parser.parse_args()
+    if unknown := set(given.cases) - set(CASES):
+        parser.error(f"no case {min(unknown)!r}; there are {', '.join(CASES)}")
+    given.folder.mkdir(exist_ok=True)
+    for case in given.cases or ["tensors", "header", "levels"]:
         print(CASES[case].__doc__)
-        CASES[case](Path(folder))
+        CASES[case](given.folder)
 
 
 if __name__ == "__main__":
