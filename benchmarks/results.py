@@ -73,17 +73,23 @@ def part(
     return Part(name, minutes, tuple(commands), measure)
 
 
-def settings(name: str, words: str, minutes: int, *, seeds: int) -> Part:
-    """Lay out how joint training was set: by images held out, never by those of the test."""
-    words += f" --validation 0.25 --judge validation --seeds {seeds} --plot none --method joint"
-    commands = []
-    for dense, fixed in ((0.25, 0.3), (0.15, 0.65), (0.1, 0.8)):
-        given = f"{words} --joint-dense {dense} --joint-fixed {fixed}"
-        head = f"dense {dense:.0%}, fixed {fixed:.0%}"
-        commands.append(Command(f"fixed-{fixed}", given, (("elsa", head),)))
-    return Part(name, minutes, tuple(commands))
+def settings(name: str, words: str, minutes: int, *, seeds: int, tried: dict[str, str]) -> Part:
+    """Lay out how joint training was set: by data held out, never by that of the test."""
+    words += f" --judge validation --seeds {seeds} --plot none --method joint"
+    commands = [
+        Command(head.replace(" ", "-"), f"{words} {given}", (("elsa", head),))
+        for head, given in tried.items()
+    ]
+    return Part(name, minutes, tuple(commands), LOSS if words.startswith("text") else ACCURACY)
 
 
+SETTLING = {
+    f"fixed {fixed}": f"--joint-dense {dense} --joint-fixed {fixed}"
+    for dense, fixed in ((0.25, 0.3), (0.15, 0.65), (0.1, 0.8))
+}
+SHARES = {
+    f"shares {shares}": f"--joint-shares {shares}" for shares in ("8,6,4,2", "6,5,5,4", "5,5,5,5")
+}
 PRUNED = ("reference", "pruned from its initial network")
 FIFTY = " --joint-every 50 --alone-levels 99%,90%,50%"
 PARTS = (
@@ -91,8 +97,15 @@ PARTS = (
     part("digits-sparse", "digits --levels 99,98,97", 19, seeds=4),
     part("digits-uniform", "digits --scope uniform", 19, seeds=4),
     part("digits-nm", "digits --scope nm", 19, seeds=4),
-    settings("digits-settings", "digits --levels 99,98,97", 6, seeds=4),
+    settings(
+        "digits-settings",
+        "digits --levels 99,98,97 --validation 0.25",
+        6,
+        seeds=4,
+        tried=SETTLING,
+    ),
     part("text", "text-gpt", 120, seeds=3, measure=LOSS),
+    settings("text-settings", "text-gpt --validation 0.1", 20, seeds=2, tried=SHARES),
     part("digits-50-levels", "digits --levels 99..50", 55, seeds=1, joint=FIFTY),
     part("fashion-mnist", FASHION, 65, seeds=3, densify=True),
     part("cifar10", CIFAR, 50, seeds=3),
