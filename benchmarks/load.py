@@ -12,7 +12,7 @@ from benchmarks._files import LEVEL, Files, aligned, weights
 from benchmarks._rows import Peak, Race, Unavailable, row
 from elsa_format._layouts import Layout
 
-IMPORTS = "import sys, elsa_format"
+IMPORTS = "import sys, numpy, elsa_format; elsa_format.open"
 
 
 def load(path: Path, layout: Layout = "dense", *, verify: bool = True) -> Any:

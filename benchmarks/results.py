@@ -83,12 +83,17 @@ def settings(name: str, words: str, minutes: int, *, seeds: int, tried: dict[str
     return Part(name, minutes, tuple(commands), LOSS if words.startswith("text") else ACCURACY)
 
 
-SETTLING = {
-    f"fixed {fixed}": f"--joint-dense {dense} --joint-fixed {fixed}"
-    for dense, fixed in ((0.25, 0.3), (0.15, 0.65), (0.1, 0.8))
+ON_DIGITS = {
+    "fixed 0.3": "--joint-dense 0.25 --joint-fixed 0.3",
+    "fixed 0.65": "--joint-dense 0.15 --joint-fixed 0.65",
+    "fixed 0.8": "--joint-dense 0.1 --joint-fixed 0.8",
+    "shares 5,5,5,5": "--joint-dense 0.15 --joint-fixed 0.65 --joint-shares 5,5,5,5",
 }
-SHARES = {
-    f"shares {shares}": f"--joint-shares {shares}" for shares in ("8,6,4,2", "6,5,5,4", "5,5,5,5")
+ON_TEXT = {
+    "shares 8,6,4,2": "--joint-shares 8,6,4,2",
+    "shares 6,5,5,4": "--joint-shares 6,5,5,4",
+    "shares 5,5,5,5": "--joint-shares 5,5,5,5",
+    "fixed 0.65": "--joint-dense 0.15 --joint-fixed 0.65",
 }
 PRUNED = ("reference", "pruned from its initial network")
 FIFTY = " --joint-every 50 --alone-levels 99%,90%,50%"
@@ -100,12 +105,12 @@ PARTS = (
     settings(
         "digits-settings",
         "digits --levels 99,98,97 --validation 0.25",
-        6,
+        8,
         seeds=4,
-        tried=SETTLING,
+        tried=ON_DIGITS,
     ),
     part("text", "text-gpt", 120, seeds=3, measure=LOSS),
-    settings("text-settings", "text-gpt --validation 0.1", 20, seeds=2, tried=SHARES),
+    settings("text-settings", "text-gpt --validation 0.1", 26, seeds=2, tried=ON_TEXT),
     part("digits-50-levels", "digits --levels 99..50", 55, seeds=1, joint=FIFTY),
     part("fashion-mnist", FASHION, 65, seeds=3, densify=True),
     part("cifar10", CIFAR, 50, seeds=3),

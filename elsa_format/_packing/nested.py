@@ -7,6 +7,7 @@ import numpy as np
 from elsa_format import _kernels
 from elsa_format._container.header import TensorInfo
 from elsa_format._errors import NotNested, TensorMismatch
+from elsa_format._memory import BLOCK
 from elsa_format._packing.assignment import Assignment, Counters, Words, words_of
 from elsa_format._packing.checkpoint import Checkpoint, same_tensor
 from elsa_format._writer import LevelSpec
@@ -27,8 +28,9 @@ class NestedCheckpoints(Assignment):
 
     def blocks(self, info: TensorInfo) -> Iterator[tuple[Words, Counters]]:
         position = 0
-        levels = [words_of(level, info) for level in self.levels]
-        for words, *sparse in zip(words_of(self.network, info), *levels, strict=True):
+        size = BLOCK // 2  # of each: they share the cache
+        levels = [words_of(level, info, size) for level in self.levels]
+        for words, *sparse in zip(words_of(self.network, info, size), *levels, strict=True):
             counters = np.zeros(words.size, np.uint8)
             for t, (level, kept) in enumerate(zip(self.levels, sparse, strict=True), 1):
                 at = _kernels.nest(words, kept, t, counters)
