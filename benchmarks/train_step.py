@@ -47,6 +47,7 @@ def main() -> None:
             "width": options.width,
             "batch_size": options.batch_size,
             "augment": "crop-flip",
+            "validation": 0,
         }
     )
     trainer = Trainer(recipe, data, seed=0)
