@@ -14,7 +14,7 @@ from elsa_format._delivery.prefix import Prefix
 from elsa_format._delivery.sequences import Place, Sequence
 from elsa_format._threads import CORES, PATIENCE, Task, start
 
-MEMORY = 24 << 20
+MEMORY = 20 << 20
 """Bytes of decoded blocks that are kept: tensors of several sequences follow one another. And bytes
 that blocks take while they are decoded."""
 TAKEN = 6
