@@ -73,14 +73,22 @@ def part(
     return Part(name, minutes, tuple(commands), measure)
 
 
-def settings(name: str, words: str, minutes: int, *, seeds: int, tried: dict[str, str]) -> Part:
+def settings(
+    name: str,
+    words: str,
+    minutes: int,
+    *,
+    seeds: int,
+    tried: dict[str, str],
+    measure: Measure = ACCURACY,
+) -> Part:
     """Lay out how joint training was set: by data held out, never by that of the test."""
     words += f" --judge validation --seeds {seeds} --plot none --method joint"
     commands = [
         Command(head.replace(" ", "-"), f"{words} {given}", (("elsa", head),))
         for head, given in tried.items()
     ]
-    return Part(name, minutes, tuple(commands), LOSS if words.startswith("text") else ACCURACY)
+    return Part(name, minutes, tuple(commands), measure)
 
 
 ON_DIGITS = {
@@ -110,7 +118,9 @@ PARTS = (
         tried=ON_DIGITS,
     ),
     part("text", "text-gpt", 120, seeds=3, measure=LOSS),
-    settings("text-settings", "text-gpt --validation 0.1", 26, seeds=2, tried=ON_TEXT),
+    settings(
+        "text-settings", "text-gpt --validation 0.1", 26, seeds=2, tried=ON_TEXT, measure=LOSS
+    ),
     part("digits-50-levels", "digits --levels 99..50", 55, seeds=1, joint=FIFTY),
     part("fashion-mnist", FASHION, 65, seeds=3, densify=True),
     part("cifar10", CIFAR, 50, seeds=3),
