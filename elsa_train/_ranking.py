@@ -113,15 +113,7 @@ class _Shards:
         """Keep what is above a threshold, and of what equals it the first so many."""
         self.params, self.grads, self.n = params, grads, n
         group = self.group
-        threshold = _largest(
-            lambda x: _wide.at_most(
-                budgets, self.grouped(self.count(lambda j, key, at: key >= x[group[j]]))
-            ),
-            max(group) + 1,
-            self.dtype,
-        )
-        ties = self.count(lambda j, key, at: key == threshold[group[j]])
-        above = self.count(lambda j, key, at: key > threshold[group[j]])
+        threshold, ties, above = self.threshold(budgets)
         spare = _wide.subtract(budgets, self.grouped(above))
         if self.ranking.together:
             spare = _deal(spare, ties)
@@ -161,6 +153,29 @@ class _Shards:
             at = [0] * key.ndim
             kept.append((key > threshold[group[j]]) | early(j, key, at, row, place))
         return kept
+
+    def threshold(self, budgets: Wide) -> tuple[jax.Array, Wide, Wide]:
+        """Find the smallest score of each budget; count its ties and what is above, by tensor."""
+        group = np.array(self.group)
+
+        def bit(i: jax.Array, found: tuple[jax.Array, Wide, Wide]) -> tuple[jax.Array, Wide, Wide]:
+            x, reached, above = found
+            candidate = _set_bit(x, i)
+            counts = self.count(lambda j, key, at: key >= candidate[group[j]])
+            enough = _wide.at_most(budgets, self.grouped(counts))
+            each = enough[group]
+            return (
+                jnp.where(enough, candidate, x),
+                _wide.where(each, counts, reached),
+                _wide.where(each, above, counts),
+            )
+
+        lowest = jnp.zeros(max(self.group) + 1, self.dtype)
+        sizes = _wide.wide([math.prod(shape) for shape in self.shapes])
+        start = lowest, sizes, _wide.wide([0] * len(group))
+        threshold, reached, above = lax.fori_loop(0, _bits(self.dtype), bit, start)
+        # The last candidate that was too high is the score right above the threshold.
+        return threshold, _wide.subtract(reached, above), above
 
     def key(self, j: int, cut: Callable[[Any], Any]) -> jax.Array:
         """Make the keys of some of a tensor."""
@@ -256,10 +271,18 @@ def _deal(spare: Wide, ties: Wide) -> Wide:
 
 def _largest(holds: Callable[[jax.Array], jax.Array], count: int, dtype: Any) -> jax.Array:
     """Find the largest numbers for which something holds that also holds for all smaller ones."""
-    bits = np.dtype(dtype).itemsize * 8
 
     def bit(i: jax.Array, x: jax.Array) -> jax.Array:
-        candidate = x | (jnp.ones((), dtype) << (bits - 1 - i).astype(dtype))
+        candidate = _set_bit(x, i)
         return jnp.where(holds(candidate), candidate, x)
 
-    return jnp.asarray(lax.fori_loop(0, bits, bit, jnp.zeros(count, dtype)))
+    return jnp.asarray(lax.fori_loop(0, _bits(dtype), bit, jnp.zeros(count, dtype)))
+
+
+def _bits(dtype: Any) -> int:
+    return 8 * int(np.dtype(dtype).itemsize)
+
+
+def _set_bit(x: jax.Array, i: jax.Array) -> jax.Array:
+    """Set bit i, counted from the highest."""
+    return x | (jnp.ones((), x.dtype) << (_bits(x.dtype) - 1 - i).astype(x.dtype))

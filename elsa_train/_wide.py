@@ -54,10 +54,14 @@ def at_most(a: Wide, b: Wide) -> jax.Array:
     return (a.high < b.high) | ((a.high == b.high) & (a.low <= b.low))
 
 
+def where(test: jax.Array, a: Wide, b: Wide) -> Wide:
+    """Choose between two numbers."""
+    return Wide(jnp.where(test, a.high, b.high), jnp.where(test, a.low, b.low))
+
+
 def smaller(a: Wide, b: Wide) -> Wide:
     """Return the smaller of two numbers."""
-    less = at_most(a, b)
-    return Wide(jnp.where(less, a.high, b.high), jnp.where(less, a.low, b.low))
+    return where(at_most(a, b), a, b)
 
 
 def stack(numbers: Sequence[Wide]) -> Wide:
