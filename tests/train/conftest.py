@@ -4,6 +4,8 @@ import os
 import tempfile
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Programs are compiled fast rather than to be fast, here and in processes that tests start.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 # Runs of the same shapes, in this process and in those that tests start, compile once.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     _CACHE = tempfile.TemporaryDirectory(prefix="elsa-train-tests-")

@@ -6,7 +6,7 @@ import socket
 import subprocess
 
 import pytest
-from test_resume import FAST_COMPILE, command
+from test_resume import command
 
 import elsa_format
 
@@ -14,7 +14,7 @@ SHORTER = ["--epochs", "1", "--sparsify-epochs", "0.5", "--densify-epochs", "0.2
 
 
 def environment(devices):
-    flags = f"{FAST_COMPILE} --xla_force_host_platform_device_count={devices}"
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"
     return {**os.environ, "XLA_FLAGS": flags}
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import jax
 import pytest
 from killed_worker import TARGET, train
-from test_resume import FAST_COMPILE
 from test_sharded import free_port
 
 import elsa_format
@@ -18,7 +17,7 @@ from elsa_train._errors import TrainError
 from elsa_train._hosts import Hosts
 
 WORKER = Path(__file__).with_name("killed_worker.py")
-FLAGS = f"{FAST_COMPILE} --xla_force_host_platform_device_count=4"
+FLAGS = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=4"
 
 
 def start(folder, *killed):

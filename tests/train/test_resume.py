@@ -1,6 +1,5 @@
 """Kill, stop, diverge: a run resumes to the same bits, and never keeps a broken state."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -12,7 +11,6 @@ from conftest import TINY
 
 from elsa_train._cli import train
 
-FAST_COMPILE = "--xla_backend_optimization_level=0"
 SHORT = {**TINY, "epochs": 1.0, "sparsify_epochs": 1.0, "levels": "90,80"}
 ARGUMENTS = [
     word for key, value in SHORT.items() for word in (f"--{key.replace('_', '-')}", str(value))
@@ -38,13 +36,9 @@ def command(folder, *more):
 
 
 def start(folder, *more):
-    """Start a run; its programs are compiled fast rather than to be fast."""
+    """Start a run."""
     return subprocess.Popen(
-        command(folder, *more),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "XLA_FLAGS": FAST_COMPILE},
+        command(folder, *more), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 
 

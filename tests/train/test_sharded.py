@@ -8,14 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_resume import FAST_COMPILE
 
 WORKER = Path(__file__).with_name("sharded_worker.py")
 TARGET = "net.safetensors.index.json"
 
 
 def start(folder, process, processes, port):
-    flags = f"{FAST_COMPILE} --xla_force_host_platform_device_count={8 // processes}"
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={8 // processes}"
     return subprocess.Popen(
         [sys.executable, WORKER, *map(str, (folder, process, processes, port))],
         env={**os.environ, "XLA_FLAGS": flags},
