@@ -34,8 +34,9 @@ runtimes:  ## Deno, Bun and ONNX Runtime Web: make test tries the JavaScript in 
 	$(NPM) .cache/runtimes deno@2.9.6 bun@1.4.4 || true
 	$(NPM) .cache/web $(ORT_WEB) || true
 
+# One worker more than the two cores of a small machine: many tests wait for processes and servers.
 test: $(VENV)/ready  ## the whole suite, then the parts that touch bits once more without the C module
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 3 --dist loadfile
 	ELSA_PURE_PYTHON=1 $(BIN)/python -m pytest -q -n 2 tests/unit tests/property tests/conformance
 
 ONLY ?=
