@@ -138,7 +138,7 @@ PARTS = (
     part(
         "fashion-mnist",
         f"{FASHION} {ONCE}",
-        65,
+        75,
         seeds=3,
         densify=True,
         twice=f"{FASHION} {TWICE}",
@@ -158,26 +158,27 @@ def rows_of(folder: Path) -> list[list[Row]]:
 def table(wanted: Part, before: str) -> str:
     """Write the table of what has finished here; columns not run here stay as they were before."""
     (known,) = [found.rows for found in tables(before)] or [[]]
-    known_notes = [line for line in before.splitlines() if line.startswith("- `")]
-    columns: dict[str, list[str]] = {}
+    ran = {c.name: rows_of(RUNS / wanted.name / c.name) for c in wanted.commands}
+    if seeds := next(filter(None, ran.values()), None):
+        levels = list(zip(*seeds, strict=True))
+        columns = {
+            "level": [rows[0].level for rows in levels],
+            "actual sparsity": [_sparsity(rows) for rows in levels],
+        }
+    elif known:
+        columns = {head: [row[head] for row in known] for head in ("level", "actual sparsity")}
+    else:
+        return "Not run yet.\n"
     notes = []
     for command in wanted.commands:
-        seeds = rows_of(RUNS / wanted.name / command.name)
-        named = f"`{command.name}`"
-        if seeds:
-            levels = list(zip(*seeds, strict=True))
-            columns.setdefault("level", [rows[0].level for rows in levels])
-            columns.setdefault("actual sparsity", [_sparsity(rows) for rows in levels])
-            if kept := sum(rows[-1].nonzero == rows[-2].nonzero for rows in seeds):
-                notes.append(
-                    f"- {named}: of {kept} of {len(seeds)} seeds the last level was better on "
-                    "what was held out, and is the dense network."
-                )
-        else:
-            notes += [note for note in known_notes if note.startswith(f"- {named}:")]
-            for head in ("level", "actual sparsity"):
-                if known:
-                    columns.setdefault(head, [row[head] for row in known])
+        seeds, begins = ran[command.name], f"- `{command.name}`: "
+        if kept := sum(rows[-1].nonzero == rows[-2].nonzero for rows in seeds):
+            notes.append(
+                f"{begins}of {kept} of {len(seeds)} seeds the last level was better on what was "
+                "held out, and is the dense network."
+            )
+        if not seeds:
+            notes += [line for line in before.splitlines() if line.startswith(begins)]
         for column, head in command.columns:
             has = [rows for rows in seeds if any(getattr(row, column) is not None for row in rows)]
             if has:
@@ -188,8 +189,6 @@ def table(wanted: Part, before: str) -> str:
             else:
                 was = [name for name in (known[0] if known else {}) if name.startswith(f"{head} (")]
                 columns |= {name: [row[name] for row in known] for name in was}
-    if not columns:
-        return "Not run yet.\n"
     lines = [f"| {' | '.join(columns)} |", "| --- " * len(columns) + "|"]
     lines += [f"| {' | '.join(cells)} |" for cells in zip(*columns.values(), strict=True)]
     return "\n".join([*lines, "", *notes]).rstrip() + "\n"
