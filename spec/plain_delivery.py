@@ -827,27 +827,47 @@ class Delivery:
 # --- Validator -----------------------------------------------------------------------------------
 
 
-def check_tensors(delivery: Delivery, decoded: dict[str, bytes]) -> None:
-    """What ELSA §4.4 and §8.1 say of the tensors that are there, line 11 of §10 but for digests."""
-    source, there = delivery.source, delivery.parts_there
-    tau, nested = source.profile["bits"], source.profile["nested"]
+Check = Callable[[Delivery, dict[str, bytes]], None]
+"""A check of the tensors that were decoded of a file."""
+
+
+def check_checksums(delivery: Delivery, decoded: dict[str, bytes]) -> None:
+    """The checksums of tensors that are complete (ELSA §8.1)."""
+    profile, there = delivery.source.profile, delivery.parts_there
     complete = set().union(*delivery.plan.members[:there])
     if there > delivery.levels:
-        complete |= set(nested)
-    for name, stated in source.profile.get("checksums", {}).items():
+        complete |= set(profile["nested"])
+    for name, stated in profile.get("checksums", {}).items():
         if name in complete and "xxh3:" + xxhash.xxh3_64_hexdigest(decoded[name]) != stated:
             raise Bad("ChecksumMismatch", name)
-    words = {name: to_words(decoded[name], source.container.tensors[name].dtype) for name in nested}
-    for name, found in words.items():
-        dtype = source.container.tensors[name].dtype
+
+
+def check_finite(delivery: Delivery, decoded: dict[str, bytes]) -> None:
+    """No word is Inf or NaN (ELSA §4.4)."""
+    for name in delivery.source.profile["nested"]:
+        dtype = delivery.source.container.tensors[name].dtype
         sign, infinity = plain_elsa.sign_bit(dtype), plain_elsa.infinity(dtype)
-        if any(word & sign - 1 >= infinity for word in found):
+        if any(word & sign - 1 >= infinity for word in to_words(decoded[name], dtype)):
             raise Bad("NonFinite", name)
-    for name, counts in nested.items():
-        counters = [plain_elsa.counter(word, tau) for word in words[name]]
-        for t, count in enumerate(counts[:there], 1):
+
+
+def check_counts(delivery: Delivery, decoded: dict[str, bytes]) -> None:
+    """The counts of the levels that are there (ELSA §4.4)."""
+    profile, tensors = delivery.source.profile, delivery.source.container.tensors
+    for name, counts in profile["nested"].items():
+        words = to_words(decoded[name], tensors[name].dtype)
+        counters = [plain_elsa.counter(word, profile["bits"]) for word in words]
+        for t, count in enumerate(counts[: delivery.parts_there], 1):
             if sum(0 < c <= t for c in counters) != count:
                 raise Bad("CountMismatch", f"{name} at level {t}")
+
+
+def check_tensors(deliveries: Sequence[Delivery], decoded: Sequence[dict[str, bytes]]) -> None:
+    """Line 11 of §10 but for digests: each check over all files before the next."""
+    checks: list[Check] = [check_checksums, check_finite, check_counts]
+    for check in checks:
+        for delivery, data in zip(deliveries, decoded, strict=True):
+            check(delivery, data)
 
 
 def check_digests(deliveries: Sequence[Delivery], decoded: Sequence[dict[str, bytes]]) -> None:
@@ -865,7 +885,7 @@ def validate(raw: bytes) -> Delivery:
     """Everything a Validator checks in a file or prefix."""
     delivery = Delivery(raw)
     decoded = delivery.decode(delivery.parts_there)
-    check_tensors(delivery, decoded)
+    check_tensors([delivery], [decoded])
     if "shard" not in delivery.source.profile:
         check_digests([delivery], [decoded])
     return delivery
@@ -895,7 +915,6 @@ def validate_index(path: Path) -> list[Delivery]:
     """Everything a Validator checks in a network of several delivery files."""
     deliveries = open_index(path)
     decoded = [delivery.decode(delivery.parts_there) for delivery in deliveries]
-    for delivery, data in zip(deliveries, decoded, strict=True):
-        check_tensors(delivery, data)
+    check_tensors(deliveries, decoded)
     check_digests(deliveries, decoded)
     return deliveries

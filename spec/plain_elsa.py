@@ -455,6 +455,8 @@ def check_profile(document: Mapping[str, Any]) -> None:
         target = level.get("target", 0)
         need(is_number(target) and 0 <= target <= 1, "target")
         need(matches("[1-9][0-9]*:[1-9][0-9]*", level.get("pattern", "1:1")), "pattern")
+        n, m = level.get("pattern", "1:1").split(":")
+        need((len(n), n) <= (len(m), m), "pattern")  # digits without zeros before them
         need("digest" not in level or matches("sha256:[0-9a-f]{64}", level["digest"]), "digest")
         need(metrics(level.get("metrics", {})), "metrics")
     dense = document.get("dense", {})
@@ -705,6 +707,8 @@ def open_level(raw: bytes) -> LevelFile:
     container = read_container(raw)
     need("elsa" not in container.metadata, "an ELSA file")
     if "elsa_level" not in container.metadata:
+        if any(name.startswith(RESERVED) for name in container.tensors):
+            raise Bad("NotElsa", "a reserved name without a level document")
         container.check_size()
         return LevelFile(container, None, {})
     document = parse_document(container.metadata["elsa_level"])
@@ -961,7 +965,8 @@ def joined_metadata(containers: list[Container]) -> dict[str, str]:
     joined: dict[str, str] = {}
     for container in containers:
         joined = container.metadata | joined
-    return {key: value for key, value in joined.items() if key not in ("elsa", "elsa_level")}
+    documents = ("elsa", "elsa_level", "elsa_delivery")
+    return {key: value for key, value in joined.items() if key not in documents}
 
 
 def validate_index(path: Path) -> list[Elsa]:

@@ -1,9 +1,10 @@
 import { asPart, openDeliveryFile } from './delivery_file.js'
 import { about, fail } from './errors.js'
 import { closeAll, openFiles } from './files.js'
-import { describe, makeImage, onlyOne } from './load.js'
+import { describe, makeImage, onlyOne, wantedNames } from './load.js'
 import { joinParts } from './network.js'
 import { chooseLevel } from './profile.js'
+import { report } from './words.js'
 
 /** @import { Tensor } from './data.js' */
 /** @import { DeliveryFile } from './delivery_file.js' */
@@ -11,6 +12,7 @@ import { chooseLevel } from './profile.js'
 /** @import { Network } from './network.js' */
 /** @import { LevelChoice, Profile } from './profile.js' */
 /** @import { BytesOptions, Source } from './source.js' */
+/** @import { Findings } from './words.js' */
 
 /**
  * @typedef {object} DeliveryOptions
@@ -86,7 +88,7 @@ export class Delivery {
 
   /** The ELSA file that was made into this, byte for byte. @param {DeliveryOptions} [options] @returns {AsyncGenerator<Uint8Array>} */
   async* source(options) {
-    const { source } = await this.arrive('dense', options, ({ parts }) => onlyOne(parts))
+    const { source } = await this.arrive('dense', options, ({ parts }) => onlyOne(parts), true)
     for (const piece of source()) yield piece.slice()
   }
 
@@ -102,29 +104,41 @@ export class Delivery {
    * @param {LevelChoice} choice
    * @param {DeliveryOptions | undefined} options
    * @param {(network: Network<ReturnType<typeof asPart>>) => T | Promise<T>} use
+   * @param {boolean} [all] whether tensors are used that the level does not have
    * @returns {Promise<T>}
    */
-  arrive(choice, options, use) {
-    const done = this.turn.then(async () => use(await this.decode(choice, options)))
+  arrive(choice, options, use, all) {
+    const done = this.turn.then(async () => use(await this.decode(choice, options, all)))
     this.turn = done.catch(() => {})
     return done
   }
 
-  /** @param {LevelChoice} choice @param {DeliveryOptions} [options] */
-  async decode(choice, { signal, onProgress } = {}) {
+  /**
+   * Decode a level in the order of ELSA-D-044, each line for all files.
+   * @param {LevelChoice} choice
+   * @param {DeliveryOptions} [options]
+   * @param {boolean} [all]
+   */
+  async decode(choice, { signal, onProgress } = {}, all) {
     const { profile, metadata, files } = this
-    const part = partOf(profile, choice)
+    const level = chooseLevel(profile, choice)
+    const part = partOf(profile, level)
     if (!files.length) fail('InvalidOption', 'the arrays were handed over, expected no other call')
-    const total = this.bytes(choice)
-    let before = 0
-    for (const file of files) {
-      const done = before
-      await about(file.name, async () => {
-        await file.decode(part, { signal, onProgress: loaded => onProgress?.(Math.min(done + loaded, total), total) })
-        file.checkCounts(part)
-      })
-      before += file.ends[part]
+    /** @param {(file: DeliveryFile) => unknown} action */
+    const each = async action => {
+      for (const file of files) await about(file.name, async () => action(file))
     }
+    const total = this.bytes(level)
+    let before = 0
+    /** @type {Findings} */
+    const findings = []
+    await each(({ need }) => need(part))
+    await each(async ({ decode, ends }) => {
+      await decode(part, { signal, onProgress: loaded => onProgress?.(Math.min(before + loaded, total), total) })
+      before += ends[part]
+    })
+    await each(({ check, header, profile }) => check(all ? header.tensors.keys() : wantedNames(header, profile, level).keys(), part, findings))
+    report(findings)
     return { profile, metadata, parts: files.map(asPart) }
   }
 }

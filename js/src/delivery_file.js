@@ -1,13 +1,13 @@
 import { allocate, bytesOf, makeTensor } from './data.js'
 import { checkEnd, readHead } from './delivery_head.js'
 import { MANTISSA, bitsOf, wordsOf } from './dtypes.js'
-import { fail, within } from './errors.js'
+import { fail, say, within } from './errors.js'
 import { eachBlock, makeKernels } from './kernels.js'
 import { wantedNames } from './load.js'
 import { makeDecoder } from './payload.js'
 import { isReserved } from './profile.js'
 import { Bytes } from './source.js'
-import { checkCount, report } from './words.js'
+import { checkCount } from './words.js'
 import { checkSum, writeChecksum, xxh3 } from './xxh3.js'
 
 /** @import { Tensor } from './data.js' */
@@ -43,9 +43,16 @@ export async function openDeliveryFile(bytes, shard) {
   const nested = sequences(header.order.filter(({ name }) => profile.nested.has(name)))
   /** Stored tensors that are there. @type {Map<string, Uint8Array>} */
   const arrays = new Map()
+  /** Stored tensors whose checksum was compared. @type {Set<string>} */
+  const compared = new Set()
   /** Words of each nested tensor that have a counter. @type {Map<string, number[]>} */
   let counts = new Map([...profile.nested.keys()].map(name => [name, Array(levels + 2).fill(0)]))
-  const file = { header, profile, ends, arrays, parts: 0, decode, checkCounts, tensors, source }
+  const file = { header, profile, ends, arrays, parts: 0, need, decode, check, tensors, source }
+
+  /** Refuse a part that is not there, where the size of the file is known: nothing is decoded in vain. @param {number} part */
+  function need(part) {
+    if (ends[part] > (bytes.size ?? Infinity)) incomplete(part, bytes.size)
+  }
 
   /**
    * Decode all parts up to one.
@@ -56,8 +63,7 @@ export async function openDeliveryFile(bytes, shard) {
     bytes.options = { ...bytes.options, ...options }
     while (file.parts < last) {
       const part = file.parts + 1
-      // Of a file whose size is known nothing is read that would be in vain.
-      if (ends[part] > (bytes.size ?? Infinity)) incomplete(part, bytes.size)
+      need(part)
       await bytes.reach(ends[last])
       const before = structuredClone(counts)
       try {
@@ -215,16 +221,25 @@ export async function openDeliveryFile(bytes, shard) {
     })
   }
 
-  /** Compare the words of parts with the counts of the profile (ELSA-D-024). @param {number} last */
-  function checkCounts(last) {
-    /** @type {Findings} */
-    const findings = []
+  /**
+   * Compare tensors that are there with their checksums, and the words of parts with the counts of the profile (ELSA-D-024).
+   * @param {Iterable<string>} names under which the tensors are stored
+   * @param {number} last
+   * @param {Findings} findings
+   */
+  function check(names, last, findings) {
+    for (const name of names) {
+      const stated = profile.checksums.get(name)
+      // Before the dense part, words of nested tensors are missing.
+      if (!stated || compared.has(name) || last <= levels && profile.nested.has(name)) continue
+      checkSum(say`checksum of ${name}`, xxh3(arrays.get(name) ?? allocate(0), 0n, kernels), stated)
+      compared.add(name)
+    }
     for (const entry of header.order) {
       let kept = 0
       const found = counts.get(entry.name)
       for (let level = 1; found && level <= last && level <= levels; level++) checkCount(entry, profile, level, kept += found[level], findings)
     }
-    report(findings)
   }
 
   /** The source, byte for byte, once all parts are there (ELSA-D-004); what is not there is zero. @returns {Uint8Array[]} */

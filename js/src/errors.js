@@ -12,21 +12,24 @@ export class ElsaError extends Error {
   /**
    * @param {ErrorCode} code
    * @param {string} message
+   * @param {number} [status] what a server answered
    */
-  constructor(code, message) {
+  constructor(code, message, status) {
     super(message)
     this.name = 'ElsaError'
     this.code = code
+    this.status = status
   }
 }
 
 /**
  * @param {ErrorCode} code
  * @param {string} message what was found, what was expected
+ * @param {number} [status] what a server answered
  * @returns {never}
  */
-export function fail(code, message) {
-  throw new ElsaError(code, message)
+export function fail(code, message, status) {
+  throw new ElsaError(code, message, status)
 }
 
 /**

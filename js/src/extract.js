@@ -75,7 +75,7 @@ export function extractTo(source, write, options, begin) {
       const to = places.get(entry.name)
       if (!to) return undefined
       if (to.length > 1) return sifter(kernels, profile, entry, [/** @type {number} */ (level)], findings, sparse(entry, to, write))
-      return masked(kernels, profile, entry, level, (piece, at) => write(piece, to[0].begin + at))
+      return masked(kernels, profile, entry, level, findings, (piece, at) => write(piece, to[0].begin + at))
     })
     report(findings)
     return { level, size }

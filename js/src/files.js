@@ -1,7 +1,8 @@
 import { OBJECT, TEXT, integer, mapOf, optional, readFields } from './document.js'
 import { ElsaError, about, expect, fail, say, within } from './errors.js'
 import { parseJson } from './json.js'
-import { Bytes, isUrl } from './source.js'
+import { openLocal } from './local.js'
+import { Bytes, isLocal, isUrl } from './source.js'
 import { compareText } from './written.js'
 
 /** @import { Header } from './header.js' */
@@ -30,7 +31,7 @@ const LIMIT = 100_000_000
  * @returns {string}
  */
 export function nameOf(source) {
-  return String(isUrl(source) ? source : source.name ?? source.url ?? '').replace(/[?#].*/s, '')
+  return isLocal(source) ? `${source}` : String(isUrl(source) ? source : source.name ?? source.url ?? '').replace(/[?#].*/s, '')
 }
 
 /**
@@ -44,8 +45,9 @@ export function nameOf(source) {
  * @returns {Promise<R>}
  */
 export async function openFiles(source, options, open, join) {
-  const { signal, onProgress, files } = options
+  const { signal, onProgress } = options
   const whole = nameOf(source)
+  const isIndex = options.files || isUrl(source) && /\.index(\.[^./\\]+)*\.json$/.test(whole)
   /** @type {(T & Opened)[]} */
   const opened = []
   /** @param {Source} source @param {string} name @param {BytesOptions} options @param {boolean} shard */
@@ -62,21 +64,22 @@ export async function openFiles(source, options, open, join) {
   })
   return about(whole, async () => {
     try {
-      if (!files && !(isUrl(source) && /\.index(\.[^./\\]+)*\.json$/.test(whole))) {
-        await add(source, whole, options, false)
+      const place = await locate(source)
+      if (!isIndex) {
+        await add(place.source, whole, options, false)
         return join(opened)
       }
-      const index = await readIndex(new Bytes(source, { signal }))
+      const index = await readIndex(new Bytes(place.source, { signal }))
+      const files = options.files ?? place.files
+      if (!options.files) place.check?.(index.names)
       /** @type {unknown} */
       let first
       for (const name of index.names) {
         try {
-          // Encoded, a name cannot be taken for a scheme, a query or another folder.
-          const shard = files ? await files(name) : new URL(encodeURIComponent(name), new Request(/** @type {string} */ (source)).url)
-          await add(shard ?? fail('RemoteError', 'answered 404'), name, { signal, onProgress }, true)
+          await add(await files(name) ?? fail('RemoteError', 'no such file', 404), name, { signal, onProgress }, true)
         } catch (error) {
           if (!(error instanceof ElsaError)) throw error
-          if (/answered 404/.test(error.message)) fail(CODE, say`${name} is missing, expected by the index`)
+          if (error.status === 404) fail(CODE, say`${name} is missing, expected by the index`)
           first ??= error // that a later shard is missing would count before
         }
       }
@@ -88,6 +91,16 @@ export async function openFiles(source, options, open, join) {
       throw error
     }
   })
+}
+
+/**
+ * Where bytes are, and how the files beside them are found.
+ * @param {Source} source
+ * @returns {Promise<{source: Source, files: Files, check?: (names: string[]) => void}>}
+ */
+async function locate(source) {
+  // Encoded, a name cannot be taken for a scheme, a query or another folder.
+  return isLocal(source) ? openLocal(source) : { source, files: name => new URL(encodeURIComponent(name), new Request(/** @type {string} */ (source)).url) }
 }
 
 /** @param {{bytes: Bytes}[]} files */
@@ -116,20 +129,27 @@ async function readIndex(bytes) {
 }
 
 /**
- * The index against what the shards hold (ELSA-R-074).
- * @param {{weightMap: Map<string, string>, metadata: Map<string, any>}} index
+ * The map of the index against what the shards hold (ELSA-R-074).
+ * @param {{weightMap: Map<string, string>}} index
  * @param {Opened[]} shards
  */
-function checkMap({ weightMap, metadata }, shards) {
-  let total = 0
+function checkMap({ weightMap }, shards) {
   let count = 0
   for (const { name, header } of shards) {
-    total += header.size
     for (const tensor of header.tensors.keys()) {
       count++
       expect(CODE, say`shard of ${tensor}`, weightMap.get(tensor), name)
     }
   }
   expect(CODE, 'size of weight_map', weightMap.size, count)
+}
+
+/**
+ * The size that an index states against that of its shards.
+ * @param {Map<string, any>} metadata of the index
+ * @param {{header: Header}[]} shards
+ */
+export function checkTotal(metadata, shards) {
+  const total = shards.reduce((sum, { header }) => sum + header.size, 0)
   readFields(metadata, CODE, { total_size: optional(integer(total, total)) })
 }

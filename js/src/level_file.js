@@ -3,7 +3,7 @@ import { checkDigest, lineOf } from './digest.js'
 import { DIGEST, NAME, OBJECT, checkVersion, integer, listOf, mapOf, optional, readFields, text } from './document.js'
 import { bitsOf, wordsOf } from './dtypes.js'
 import { about, expect, fail, say, within } from './errors.js'
-import { nameOf, openFiles } from './files.js'
+import { checkTotal, nameOf, openFiles } from './files.js'
 import { countBits, typeOf } from './header.js'
 import { parseJson } from './json.js'
 import { makeKernels } from './kernels.js'
@@ -160,6 +160,7 @@ function joinLevel(files, metadata) {
       }
     }
   }
+  checkTotal(metadata, files)
   const digest = fields?.digest
   return { files, fields: { ...level, digest }, whole: digest }
 }

@@ -4,6 +4,8 @@ import { fail } from './errors.js'
 import { makeKernels } from './kernels.js'
 import { withNetwork } from './network.js'
 import { chooseLevel, isReserved, storedName } from './profile.js'
+import { countWords } from './sift.js'
+import { checkCount, report } from './words.js'
 
 /** @import { Tensor, Visitor } from './data.js' */
 /** @import { ReadOptions } from './files.js' */
@@ -12,6 +14,7 @@ import { chooseLevel, isReserved, storedName } from './profile.js'
 /** @import { Network } from './network.js' */
 /** @import { LevelChoice, Profile } from './profile.js' */
 /** @import { Source } from './source.js' */
+/** @import { Findings } from './words.js' */
 
 /**
  * @typedef {ReadOptions & {level: LevelChoice, verify?: boolean}} LoadOptions
@@ -100,30 +103,39 @@ export function onlyOne([file, ...others]) {
 async function readLevel({ profile: whole, parts }, { level: choice, verify = true }, take) {
   const level = chooseLevel(whole, choice)
   const kernels = makeKernels()
+  /** @type {Findings} */
+  const findings = []
   for (const part of parts) {
     const { header, profile } = part
     const wanted = wantedNames(header, profile, level)
     await readData(part, kernels, verify && profile.checksums, entry => {
       const name = wanted.get(entry.name)
-      return name === undefined ? undefined : masked(kernels, profile, entry, level, take(entry, name))
+      return name === undefined ? undefined : masked(kernels, profile, entry, level, findings, take(entry, name))
     })
   }
+  report(findings)
   return level
 }
 
 /**
- * A visitor that gets the level of a nested tensor (elsa-1.0.md §4.2).
+ * A visitor that gets the level of a nested tensor (elsa-1.0.md §4.2), counted.
  * @param {Kernels} kernels
  * @param {Profile} profile
  * @param {Entry} entry
  * @param {number | 'dense'} level
+ * @param {Findings} findings
  * @param {Visitor} visitor
  * @returns {Visitor}
  */
-export function masked({ mask }, { bits, nested }, { name, dtype }, level, visitor) {
-  if (level === 'dense' || !nested.has(name)) return visitor
+export function masked(kernels, profile, entry, level, findings, visitor) {
+  if (level === 'dense' || !profile.nested.has(entry.name)) return visitor
+  const width = bitsOf(entry.dtype) / 8
+  let kept = 0
   return (piece, at) => {
-    mask(bitsOf(dtype) / 8, piece.length, 2 ** bits - 1, level)
+    const { length } = piece
+    kernels.mask(width, length, 2 ** profile.bits - 1, level)
+    kept += countWords(kernels, width, length)
+    if (at + length === entry.size) checkCount(entry, profile, level, kept, findings)
     return visitor(piece, at)
   }
 }

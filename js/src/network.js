@@ -1,6 +1,6 @@
 import { checkSize } from './data.js'
 import { about, expect } from './errors.js'
-import { closeAll, nameOf, openFiles } from './files.js'
+import { checkTotal, closeAll, nameOf, openFiles } from './files.js'
 import { readHeader } from './header.js'
 import { checkSums, ownMetadata, readProfile } from './profile.js'
 
@@ -57,7 +57,7 @@ export async function readFile(bytes, read, key) {
  * What the files of a network say of it; shards are compared (elsa-1.0.md §10.2).
  * @template {{header: Header, profile: Profile}} P
  * @param {P[]} files
- * @param {unknown} [index] nothing for a file by itself
+ * @param {Map<string, any>} [index] its metadata; nothing for a file by itself
  * @returns {Network<P>}
  */
 export function joinParts(files, index) {
@@ -78,6 +78,7 @@ export function joinParts(files, index) {
     const at = [...found].findIndex((character, i) => character !== expected[i])
     expect(code, `shard ${i + 1} from where it differs`, found.slice(at), expected.slice(at))
   }
+  checkTotal(index, parts)
   checkSums(profile)
   return { profile, metadata, parts }
 }

@@ -1,10 +1,11 @@
-import { CHECKSUM, DIGEST, NAME, NUMBER, OBJECT, TEXT, checkHeader, checkVersion, integer, listOf, mapOf, optional, readFields, text } from './document.js'
+import { CHECKSUM, DIGEST, NAME, NUMBER, OBJECT, TEXT, checkHeader, checkVersion, integer, listOf, mapOf, optional, readFields } from './document.js'
 import { MANTISSA } from './dtypes.js'
 import { expect, fail, say } from './errors.js'
 import { typeOf } from './header.js'
 import { parseJson } from './json.js'
 import { compareText } from './written.js'
 
+/** @import { Kind } from './document.js' */
 /** @import { ErrorCode } from './errors.js' */
 /** @import { Entry, Header } from './header.js' */
 
@@ -133,6 +134,12 @@ function readMetrics(map) {
   return Object.fromEntries([...mapOf(metrics, CODE, NUMBER, 'metrics: ')].sort().map(([key, value]) => [key, Number(value)]))
 }
 
+/** @type {Kind} */
+const PATTERN = ['a string N:M with 1 <= N <= M', value => {
+  const [, n, m] = /^([1-9][0-9]*):([1-9][0-9]*)$/.exec(typeof value === 'string' ? value : '') ?? []
+  return !!n && (n.length < m.length || n.length === m.length && n <= m)
+}]
+
 /**
  * @param {Map<string, any>} map
  * @param {number} index
@@ -143,7 +150,7 @@ function readLevel(map, index) {
     name: NAME,
     nonzero: integer(0),
     target: optional(['a number 0 to 1', value => NUMBER[1](value) && value >= 0 && value <= 1]),
-    pattern: optional(text(/^[1-9][0-9]*:[1-9][0-9]*$/)),
+    pattern: optional(PATTERN),
     digest: optional(DIGEST),
   }, `level ${index + 1}: `)
   return { level: index + 1, ...fields, target: fields.target && Number(fields.target), metrics: readMetrics(map) }

@@ -40,6 +40,22 @@ export function compact(kernels, width, bytes) {
   return [bits.subarray(0, Math.ceil(bytes / width / 8)), values.subarray(0, wasm ? wasm.compact(width, end(kernels, bytes)) : plain(kernels, width, bytes))]
 }
 
+/**
+ * How many of the first words of the block are not zero.
+ * @param {Kernels} kernels
+ * @param {number} width
+ * @param {number} bytes
+ * @returns {number}
+ */
+export function countWords({ block: { buffer } }, width, bytes) {
+  const words = new (width === 2 ? Uint16Array : Int32Array)(/** @type {ArrayBuffer} */ (buffer), BLOCK, bytes / Math.min(width, 4))
+  let count = 0
+  // Without a branch, which would be mispredicted too often.
+  if (width < 8) for (let i = 0; i < words.length; i++) count += (words[i] | -words[i]) >>> 31
+  else for (let i = 0; i < words.length; i += 2) count += (words[i] | words[i + 1] | -words[i] | -words[i + 1]) >>> 31
+  return count
+}
+
 /** @param {Kernels} kernels @param {number} width @param {number} bytes @returns {number} the bytes of the values */
 function plain({ bits, values: { buffer, byteOffset } }, width, bytes) {
   const Words = width === 2 ? Uint16Array : Uint32Array

@@ -3,7 +3,7 @@ import { ElsaError, expect, fail, say } from './errors.js'
 /** @import { ErrorCode } from './errors.js' */
 
 /**
- * Where bytes come from. A string is a URL.
+ * Where bytes come from. A string is a URL or, in Node.js, Deno and Bun, the path of a file.
  * @typedef {string | URL | Response | Blob | ArrayBuffer | ArrayBufferView | ReadableStream<Uint8Array>
  *   | AsyncIterable<Uint8Array> | Iterable<Uint8Array>} Source
  */
@@ -24,6 +24,16 @@ const NONE = /** @type {Uint8Array} */ (new Uint8Array(0))
 /** @param {unknown} source @returns {source is string | URL} */
 export const isUrl = source => typeof source === 'string' || source instanceof URL
 
+/**
+ * Whether a source is a file of this machine. In a page, what has no scheme is a URL beside it.
+ * @param {unknown} source
+ * @returns {source is string | URL}
+ */
+export const isLocal = source => isUrl(source) && (/^file:/i.test(`${source}`) || !globalThis.location && !/^[a-z][a-z\d+.-]+:/i.test(`${source}`))
+
+/** A Blob, or a file that is read like one. @param {any} source */
+const isBlob = source => typeof source.stream === 'function'
+
 /** Bytes front to back, however many the source gives at a time; from any place on, where the source allows. */
 export class Bytes {
   /**
@@ -36,7 +46,7 @@ export class Bytes {
     /** The version of the file on the server. */
     this.etag = options.etag || null
     /** Of the whole file, where it is known. @type {number | undefined} */
-    this.size = source instanceof Blob ? source.size : /** @type {any} */ (source).byteLength
+    this.size = isBlob(source) ? /** @type {Blob} */ (source).size : /** @type {any} */ (source).byteLength
     this.seekable = isUrl(source) || this.size !== undefined
     /** Up to where bytes are asked for; of a stream all come. */
     this.limit = Infinity
@@ -141,7 +151,7 @@ export class Bytes {
     if (begin >= limit) return
     /** @type {any} */
     const { source } = this
-    const blob = source instanceof Blob && source.slice(begin).stream()
+    const blob = isBlob(source) && source.slice(begin).stream()
     const view = source.byteLength >= 0 && [new Uint8Array(source.buffer ?? source, source.byteOffset, source.byteLength)]
     const pieces = isUrl(source) || source instanceof Response ? this.request(source, begin)
       : cut(blob || view || source, blob ? 0 : begin, limit - begin)
@@ -195,7 +205,7 @@ export class Bytes {
    * @returns {boolean}
    */
   check({ headers, ok, status }, begin) {
-    if (!ok) fail(CODE, `the server answered ${status}, expected the file`)
+    if (!ok) fail(CODE, `the server answered ${status}, expected the file`, status)
     const etag = headers.get('etag')
     if (this.etag && etag && etag.replace('W/', '') !== this.etag.replace('W/', '')) fail(CODE, 'the file on the server has changed, expected the same')
     this.etag ??= etag

@@ -13,7 +13,8 @@ import { report, sifter } from './words.js'
 /** @import { Delivery } from './delivery.js' */
 /** @import { Line } from './digest.js' */
 /** @import { ReadOptions } from './files.js' */
-/** @import { Network } from './network.js' */
+/** @import { Part } from './network.js' */
+/** @import { Profile } from './profile.js' */
 /** @import { Source } from './source.js' */
 /** @import { Findings } from './words.js' */
 
@@ -27,25 +28,26 @@ export async function validate(source, options = {}) {
   const { kind = 'elsa' } = options
   const digests = kind === 'level' ? (await readLevelFiles(source, options, () => {})).compared
     : kind === 'delivery' ? await about(nameOf(source), async () => validateDelivery(await openDelivery(source, options)))
-      : await withNetwork(source, options, network => validateNetwork(network, Infinity))
+      : await withNetwork(source, options, network => validateNetwork(network))
   return { kind, digests }
 }
 
 /**
  * All data of an ELSA file, or of all shards of one.
- * @param {Pick<Network, 'profile' | 'parts'>} network
- * @param {number} last level that is there
+ * @param {{profile: Profile, parts: (Part & {last?: number})[]}} network `last`: the last level that is there
  * @returns {Promise<number>} of digests compared
  */
-async function validateNetwork({ profile: { levels, shard }, parts }, last) {
+async function validateNetwork({ profile: { levels, shard }, parts }) {
   /** @type {Findings} */
   const findings = []
   const kernels = makeKernels()
+  // A level is there if it is in every shard; a shard may have more.
+  const common = Math.min(...parts.map(({ last = Infinity }) => last))
   // Hash only for levels that state a digest, which is not about a shard by itself.
   /** @type {Map<number, Map<string, Line>>} */
-  const lines = new Map(levels.filter(({ level, digest }) => digest && !shard && level <= last).map(({ level }) => [level, new Map()]))
+  const lines = new Map(levels.filter(({ level, digest }) => digest && !shard && level <= common).map(({ level }) => [level, new Map()]))
   for (const part of parts) {
-    const { profile } = part
+    const { profile, last = Infinity } = part
     await readData(part, kernels, profile.checksums, entry => {
       const { name } = entry
       if (!profile.nested.has(name)) {
@@ -75,20 +77,19 @@ async function validateNetwork({ profile: { levels, shard }, parts }, last) {
 async function validateDelivery(delivery) {
   const { files, profile } = delivery
   const all = partOf(profile, 'dense')
-  for (const { name, decode } of files) {
+  for (const { name, bytes, decode } of files) {
     try {
       await about(name, () => decode(all))
     } catch (error) {
       if (!(error instanceof ElsaError && error.code === 'Incomplete')) throw error
     } finally {
-      await delivery.close()
+      await bytes.close()
     }
   }
-  const there = Math.min(...files.map(({ parts }) => parts))
   const parts = files.map(file => {
-    const { profile, arrays } = file
-    const checksums = new Map([...profile.checksums].filter(([name]) => there === all || arrays.has(name) && !profile.nested.has(name)))
-    return { ...asPart(file), profile: { ...profile, checksums } }
+    const { profile, arrays, parts } = file
+    const checksums = new Map([...profile.checksums].filter(([name]) => parts === all || arrays.has(name) && !profile.nested.has(name)))
+    return { ...asPart(file), profile: { ...profile, checksums }, last: parts }
   })
-  return validateNetwork({ profile, parts }, there)
+  return validateNetwork({ profile, parts })
 }

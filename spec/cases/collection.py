@@ -41,9 +41,9 @@ EXTENDED = {
         header_null header_short level_digest_newline level_digest_short level_digest_unknown
         level_empty_name level_metrics_array level_metrics_string level_metrics_true
         level_name_number level_no_name level_nonzero_float level_nonzero_negative
-        level_nonzero_true level_pattern_newline level_pattern_words level_pattern_zero
-        level_string level_target_low level_target_null level_target_string levels_empty
-        levels_object nested_array nested_number no_bits no_nested per_level_number
+        level_nonzero_true level_pattern_digits level_pattern_newline level_pattern_words
+        level_pattern_zero level_string level_target_low level_target_null level_target_string
+        levels_empty levels_object nested_array nested_number no_bits no_nested per_level_number
         per_level_object per_level_utf16 requires_number requires_string shard_above shard_half
         shard_incomplete shard_null version_digits version_long version_number version_short
         version_sign""",

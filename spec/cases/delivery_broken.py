@@ -9,6 +9,7 @@ from typing import Any
 
 from spec import plain_delivery as delivery
 from spec import plain_elsa as plain
+from spec.cases import delivery_order
 from spec.cases.build import (
     ZEROS,
     Entry,
@@ -714,6 +715,66 @@ def add_shards(broken: Broken) -> None:
     case("InvalidIndex", "ship_lost", "42 R74", text, weight_map=lost)
 
 
+def add_order(broken: Broken) -> None:
+    """Two faults in one file: the one whose line is first is told."""
+    for first, second, error in delivery_order.neighbours():
+        # Few of them are committed, all are made by --extended.
+        if broken.out.extended or first == "payload":
+            text = f"two faults, {first} and {second}: the first is told"
+            raw = delivery_order.build(first, second)
+            schema = bool({first, second} & delivery_order.SCHEMA) and error != "InvalidJson"
+            broken.add(error, f"{first}_{second}", raw, "44", text, schema=schema)
+
+
+def add_shard_order(broken: Broken) -> None:
+    """Two faults in two shards: lines are about all shards, not about one after the other."""
+    if not broken.out.extended:
+        return
+    for error, name, fault in (
+        ("InvalidDelivery", "shards_payload", "payload"),
+        ("ChecksumMismatch", "shards_sum", "tensor_sum"),
+    ):
+        shards = make_shards()
+        first, second = (profile for _, profile in shards)
+        first["nested"]["a"][0] += 1
+        for _, profile in shards:
+            profile["levels"][0]["nonzero"] += 1
+        if fault == "tensor_sum":
+            second["checksums"]["c"] = delivery_order.WRONG
+        drafts = [Draft(elsa_file(*shard)) for shard in shards]
+        if fault == "payload":
+            drafts[1].payloads[0][-1] += b"\0"
+        files = [f"{name}-0000{number}-of-00002" for number in (1, 2)]
+        text = f"one of two shards: the counts of the first are wrong, and {fault} of the second"
+        for file, draft, own in zip(files, drafts, ("CountMismatch", error), strict=True):
+            raw = draft.build()
+            checked_by, level = seen_by(own, raw)
+            broken.put(
+                f"invalid/{error}/{file}.ship.safetensors",
+                raw,
+                kind="delivery",
+                verdict="invalid",
+                error=own,
+                checked_by=checked_by,
+                level=level,
+                requirements=ids("42 44"),
+                description=text,
+            )
+        index = make_index(shards)
+        names = {shard_name(i): f"{file}.ship.safetensors" for i, file in enumerate(files, 1)}
+        index["weight_map"] = {key: names[file] for key, file in index["weight_map"].items()}
+        broken.put(
+            f"invalid/{error}/{name}.ship.safetensors.index.json",
+            dump_sorted(index).encode(),
+            kind="delivery_index",
+            verdict="invalid",
+            error=error,
+            checked_by="reader",  # confirmed in check_indexes, once the shards are on disk
+            requirements=ids("42 44"),
+            description="wrong counts in the first shard come after what is wrong in the second",
+        )
+
+
 def add_cases(out: Collection) -> None:
     """All broken delivery files."""
     broken = Broken(out)
@@ -725,4 +786,6 @@ def add_cases(out: Collection) -> None:
     add_values(broken)
     add_streams(broken)
     add_data(broken)
+    add_order(broken)
     add_shards(broken)
+    add_shard_order(broken)

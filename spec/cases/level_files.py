@@ -367,6 +367,9 @@ def add_cases(out: Collection) -> None:
     out.invalid("InvalidJson", "level_above_2_53", raw, "21 91", text, kind="level")
     text = "an ELSA file is no level file; comes before Truncated"
     out.invalid("InvalidLayout", "elsa_file", network[:-1], "79 90", text, kind="level")
+    text = "one bit of the level document's key changed: its parts are not a checkpoint's tensors"
+    raw = container(entries, {"elsa_levem": dump_sorted(document)})
+    out.invalid("NotElsa", "level_reserved", raw, "103", text, kind="level")
     raw = container(entries, {"elsa": "{}", "elsa_level": "{}"})
     text = "a level document beside a profile; comes before what is wrong with either"
     out.invalid("InvalidLayout", "profile_beside", raw, "79 90", text, kind="level", schema=True)

@@ -205,10 +205,11 @@ def add_invalid(out: Collection) -> None:
     text = "a digest in upper case in the index"
     upper = said(digest="sha256:" + "A" * 64)
     case("level_index_upper_case", "88 101", text, elsa_level=upper, schema=True)
-    text = "the index is of a level, version 2.0"
+    text = "the index is of a level, version 2.0; comes before a wrong total size"
     future = said(version="2.0", level=0)
     error = "UnsupportedVersion"
-    case("level_index", "45 79 101", text, error=error, elsa_level=future, schema=True)
+    ids = "45 79 101"
+    case("level_index", ids, text, error=error, elsa_level=future, total_size=1, schema=True)
     text = "the index is of a level that requires a feature"
     error, future = "UnsupportedFeature", said(requires=["x"], name=2)
     case("level_index", "46 79 101", text, error=error, elsa_level=future, schema=True)

@@ -73,6 +73,8 @@ def add_profiles(out: Collection) -> None:
     level("target_null", "target is null", target=None)
     level("pattern_words", "a pattern that is not N:M", pattern="2 of 4")
     level("pattern_zero", "a pattern with 0", pattern="0:4")
+    level("pattern_above", "a pattern with N above M", False, pattern="4:2")
+    level("pattern_digits", "N above M, though its digits sort before", False, pattern="10:9")
     level("pattern_newline", "a newline after a pattern", False, pattern="2:4\n")
     level("digest_newline", "a newline after a digest", False, digest=f"sha256:{'0' * 64}\n")
     level("digest_short", "a digest of 63 digits", digest="sha256:" + "0" * 63)

@@ -226,7 +226,7 @@ def add_documents(out: Collection) -> None:
 
     full = describe(entries, 2, ["95%", "2:4"], ["w"])
     full["levels"][0] |= {"target": 0.95, "metrics": {"accuracy": 0.93, "loss": -1.5e-3}}
-    full["levels"][1] |= {"target": 1, "pattern": "2:4", "metrics": {}}
+    full["levels"][1] |= {"target": 1, "pattern": "4:4", "metrics": {}}
     full |= {"dense": {"metrics": {"accuracy": 1}}, "requires": [], "per_level": []}
     out.valid("all_fields", elsa_file(entries, full), "45 46 48", "every optional field")
 

@@ -100,6 +100,9 @@ def test_every_elsa_file_comes_back(vector: Vector, tmp_path: Path) -> None:
     assert whole(target) == raw
     assert report.source == len(raw)
     assert report.sizes["dense"] == target.stat().st_size <= 1.005 * len(raw) + 2000
+    for size in report.sizes.values():
+        prefix = verify(io.BytesIO(target.read_bytes()[:size]))
+        assert report.sizes[prefix.there] == size
 
 
 @each("invalid", "elsa")

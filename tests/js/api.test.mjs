@@ -1,7 +1,10 @@
 // What callers see: sources of every kind, options, and that nothing is left open.
 import assert from 'node:assert/strict'
 import { createReadStream, openAsBlob } from 'node:fs'
-import { readFile } from 'node:fs/promises'
+import { copyFile, mkdtemp, readFile, readdir, rm, symlink } from 'node:fs/promises'
+import { tmpdir } from 'node:os'
+import { dirname, join, relative } from 'node:path'
+import process from 'node:process'
 import { test } from 'node:test'
 import { fileURLToPath } from 'node:url'
 import * as elsa from '../../js/src/index.js'
@@ -154,5 +157,45 @@ test('messages are one line that says the file, what was found and what was expe
       assert.doesNotMatch(message, /undefined|\[object/)
       return true
     })
+  }
+})
+
+test('a path or file: URL is a file, and an index finds its shards', async () => {
+  const { tensors } = await elsa.load(bytes, { level: 1 })
+  for (const source of [path, relative(process.cwd(), path), url, url.href]) {
+    assert.deepEqual((await elsa.load(source, { level: 1 })).tensors, tensors, `${source}`)
+  }
+  const vectors = join(dirname(path), '..')
+  assert.equal((await elsa.validate(join(vectors, 'valid/sharded/model.safetensors.index.json'))).digests, 2)
+  assert.equal((await elsa.validate(join(vectors, 'valid/delivery/sharded/model.ship.safetensors.index.json'), { kind: 'delivery' })).digests, 2)
+  const net = await elsa.openDelivery(join(vectors, 'valid/delivery/example.ship.safetensors'))
+  assert.equal((await net.load(2)).level, 2)
+  await assert.rejects(elsa.load('/no/such/file', { level: 1 }), { code: 'ENOENT' })
+  await assert.rejects(elsa.validate(join(vectors, 'invalid/InvalidIndex/missing_shard.safetensors.index.json')), { code: 'InvalidIndex' })
+})
+
+test('a link to a file elsewhere is no shard (ELSA-R-077)', async () => {
+  const folder = await mkdtemp(join(tmpdir(), 'elsa-'))
+  try {
+    const from = join(dirname(path), 'sharded')
+    for (const name of await readdir(from)) await (name.includes('00002-of') ? symlink(join(from, name), join(folder, name)) : copyFile(join(from, name), join(folder, name)))
+    await assert.rejects(elsa.inspect(join(folder, 'model.safetensors.index.json')), { code: 'UnsafePath' })
+  } finally {
+    await rm(folder, { recursive: true })
+  }
+})
+
+test('in a page, what has no scheme is a URL, and no file', async () => {
+  globalThis.location = new URL('http://127.0.0.1:9/page')
+  const { fetch } = globalThis
+  globalThis.fetch = async source => {
+    assert.equal(source, 'net.safetensors')
+    return new Response(bytes)
+  }
+  try {
+    assert.equal((await elsa.load('net.safetensors', { level: 1 })).level, 1)
+  } finally {
+    delete globalThis.location
+    globalThis.fetch = fetch
   }
 })

@@ -1,6 +1,7 @@
 // Answers questions of the tests, one JSON line each: what the package makes of a text, a file, a level.
 import { createHash } from 'node:crypto'
 import { open, readFile } from 'node:fs/promises'
+import { dirname } from 'node:path'
 import process from 'node:process'
 import { createInterface } from 'node:readline'
 
@@ -35,6 +36,12 @@ async function* chunksOf(path, size) {
   for (let at = 0; at < bytes.length; at += size) yield bytes.subarray(at, at + size)
 }
 
+/** A file in memory, and its shards if it is an index. */
+const opened = async path => ({
+  source: new Uint8Array(await readFile(path)),
+  files: path.endsWith('.index.json') ? async name => new Uint8Array(await readFile(`${dirname(path)}/${name}`)) : undefined,
+})
+
 const answers = {
   json: ({ text, header }) => spell(parseJson(bytesOf(text), 'text', header)),
   xxh3: ({ bytes, seed }) => writeChecksum(xxh3(bytesOf(bytes), BigInt(seed))),
@@ -45,7 +52,14 @@ const answers = {
     return hash.hex()
   },
   kernels: () => (makeKernels().memory ? 'wasm' : 'plain'),
-  validate: async ({ bytes, kind }) => (await elsa.validate(bytesOf(bytes), { kind })).digests,
+  async validate({ bytes, path, kind }) {
+    const { source, files } = path ? await opened(path) : { source: bytesOf(bytes) }
+    return (await elsa.validate(source, { kind, files })).digests
+  },
+  async deliver({ path, level }) {
+    const { source, files } = await opened(path)
+    await (await elsa.openDelivery(source, { files })).load(level)
+  },
   async extract({ path, level, layout, chunk, output }) {
     const file = await open(output, 'w')
     try {

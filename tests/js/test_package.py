@@ -17,10 +17,10 @@ import elsa_format
 HERE = Path(__file__).parent
 SOURCES = ROOT / "js" / "src"
 SIZES = {
-    "{ load, ElsaError }": 10_000,
-    "{ load, openDelivery, ElsaError }": 15_000,
-    "{ load, extract, loadLevelFile, ElsaError }": 14_000,
-    "*": 19_100,
+    "{ load, ElsaError }": 10_200,
+    "{ load, openDelivery, ElsaError }": 15_100,
+    "{ load, extract, loadLevelFile, ElsaError }": 14_300,
+    "*": 19_700,
 }
 """Bytes of gzip that a bundle with these exports may have."""
 CONSUMER = """
@@ -142,8 +142,47 @@ def test_packed_package_in_typescript(
 @pytest.mark.parametrize("exports", SIZES)
 def test_size_as_bundlers_ship_it(npm: Callable[..., str], tmp_path: Path, exports: str) -> None:
     """One who loads levels pays for that alone."""
-    entry, bundle = tmp_path / "entry.js", tmp_path / "bundle.js"
+    assert len(gzip.compress(bundled(exports, tmp_path).read_bytes(), 9)) <= SIZES[exports]
+
+
+def bundled(exports: str, folder: Path) -> Path:
+    """What esbuild makes of some exports for browsers."""
+    entry, bundle = folder / "entry.js", folder / "bundle.mjs"
     entry.write_text(f"export {exports} from '{(SOURCES / 'index.js').as_posix()}'")
     options = ["--bundle", "--minify", "--format=esm", "--log-level=error"]
     subprocess.run(["esbuild", entry, *options, f"--outfile={bundle}"], check=True)
-    assert len(gzip.compress(bundle.read_bytes(), 9)) <= SIZES[exports]
+    return bundle
+
+
+def test_bundle_for_browsers_takes_no_path(
+    npm: Callable[..., str], run_node: Callable[..., str], tmp_path: Path
+) -> None:
+    bundle = bundled("{ load }", tmp_path)
+    assert b"node:" not in bundle.read_bytes()
+    (tmp_path / "main.mjs").write_text(
+        "import { load } from './bundle.mjs'\n"
+        "await load('file:///net.safetensors', { level: 1 }).catch(e => console.log(e.message))"
+    )
+    said = run_node(tmp_path / "main.mjs")
+    expected = "a path, expected an http(s) URL, a File or other bytes"
+    assert said == f"file:///net.safetensors: {expected}\n"
+
+
+def test_pack_without_typescript_says_what_to_run(npm: Callable[..., str], tmp_path: Path) -> None:
+    source = tmp_path / "js"
+    shutil.copytree(ROOT / "js", source, ignore=shutil.ignore_patterns("node_modules", "types"))
+    cached = str(ROOT / ".cache")
+    path = [entry for entry in os.environ["PATH"].split(os.pathsep) if cached not in entry]
+    if shutil.which("tsc", path=os.pathsep.join(path)):
+        pytest.skip("TypeScript is installed")
+    done = subprocess.run(
+        ["npm", "pack"],
+        cwd=source,
+        env=os.environ | {"PATH": os.pathsep.join(path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "TypeScript is missing. Run: npm install" in done.stdout
+    assert not list(source.glob("*.tgz"))

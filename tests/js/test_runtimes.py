@@ -11,8 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import ROOT
+
+import elsa_format
 
 HERE = Path(__file__).parent
 RUN = HERE / "run_vectors.mjs"
@@ -42,14 +45,46 @@ def test_all_vectors_without_webassembly(run_node: Callable[..., str], vectors: 
     assert result["kernels"] == "plain"
 
 
+def found(program: str) -> str:
+    """A runtime on the PATH or where make runtimes puts it; nobody needs them."""
+    installed = ROOT / ".cache" / "runtimes" / "node_modules" / ".bin"
+    path = shutil.which(program) or shutil.which(program, path=str(installed))
+    if path is None:
+        pytest.skip(f"{program} is not installed (make runtimes)")
+    return path
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["node"], ["deno", "run", "-A", "--node-modules-dir=manual"], ["bun"]],
+    ids=["node", "deno", "bun"],
+)
+def test_first_example_of_the_readme(command: list[str], node: str, tmp_path: Path) -> None:
+    """As it is written, with a file where one works."""
+    readme = (ROOT / "js" / "README.md").read_text("utf-8")
+    example = readme.split("```js\n")[1].split("```")[0]
+    (tmp_path / "package.json").write_text('{"dependencies": {"elsa-format": "*"}}')
+    (tmp_path / "node_modules").mkdir()
+    (tmp_path / "node_modules" / "elsa-format").symlink_to(ROOT / "js")
+    kernel = np.arange(1, 9, dtype=np.float32).reshape(2, 4)
+    elsa_format.pack({"conv1/kernel": kernel}, tmp_path / "net.safetensors", sparsities="50%")
+    (tmp_path / "shown.mjs").write_text(
+        example + "console.log(dtype, shape.join(), data.join())", "utf-8"
+    )
+    done = subprocess.run(
+        [node if command[0] == "node" else found(command[0]), *command[1:], "shown.mjs"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("F32 2,4 0,0,0,0,4.99999")
+
+
 @pytest.mark.parametrize("command", [["deno", "run", "-A"], ["bun"]], ids=["deno", "bun"])
 def test_all_vectors_elsewhere(command: list[str], vectors: Path) -> None:
-    """In Deno and Bun, on the PATH or where make runtimes puts them; nobody needs them."""
-    installed = ROOT / ".cache" / "runtimes" / "node_modules" / ".bin"
-    program = shutil.which(command[0]) or shutil.which(command[0], path=str(installed))
-    if program is None:
-        pytest.skip(f"{command[0]} is not installed (make runtimes)")
-    command = [program, *command[1:], str(RUN), str(vectors)]
+    command = [found(command[0]), *command[1:], str(RUN), str(vectors)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     (result,) = json.loads(done.stdout)

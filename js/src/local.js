@@ -1,0 +1,62 @@
+import { fail, say } from './errors.js'
+import { openLocal as refuse } from './no_local.js'
+
+/** @import { Source } from './source.js' */
+
+// Loaded where a path is given, in Node.js, Deno and Bun alone, by names that bundlers do not follow.
+const MODULES = ['node:fs', 'node:path', 'node:url']
+const PIECE = 1 << 18
+
+/**
+ * Open a file of this machine, and what is beside it.
+ * @param {string | URL} place a path or a file: URL
+ * @returns {Promise<{source: Source, check: (names: string[]) => void, files: (name: string) => Source | undefined}>}
+ */
+export async function openLocal(place) {
+  if (!(/** @type {any} */ (globalThis).process?.versions?.node)) return refuse()
+  const [fs, { dirname, join, sep }, { fileURLToPath }] = await Promise.all(MODULES.map(name => import(name)))
+  const path = /^file:/i.test(`${place}`) ? fileURLToPath(`${place}`) : place
+  const folder = dirname(path)
+
+  /** @param {string} path @param {number} at */
+  async function* read(path, at) {
+    const file = await fs.promises.open(path)
+    try {
+      for (let count; ; at += count) {
+        const piece = new Uint8Array(PIECE)
+        count = (await file.read(piece, 0, PIECE, at)).bytesRead
+        if (!count) return
+        yield piece.subarray(0, count)
+      }
+    } finally {
+      await file.close()
+    }
+  }
+
+  /** @param {string} path @param {number} size @param {number} at */
+  const slice = (path, size, at) => ({
+    size,
+    slice: (/** @type {number} */ begin) => slice(path, size - begin, at + begin),
+    stream: () => read(path, at),
+  })
+
+  /** A file as a Blob would be, or what cannot seek, such as a pipe. @param {string} path @returns {any} */
+  const open = path => {
+    const about = fs.statSync(path)
+    return about.isFile() ? slice(path, about.size, 0) : fs.createReadStream(path)
+  }
+
+  return {
+    source: open(path),
+    // A link must not lead out of the folder (ELSA-R-077).
+    check(names) {
+      const folders = [fs.realpathSync(folder), dirname(fs.realpathSync(path))]
+      for (const name of names) {
+        const target = join(folder, name)
+        const inside = !fs.existsSync(target) || folders.includes(dirname(fs.realpathSync(target)))
+        if (!inside || sep === '\\' && name.includes(':')) fail('UnsafePath', say`${name} leads out of the folder, expected a file beside the index`)
+      }
+    },
+    files: name => fs.existsSync(join(folder, name)) ? open(join(folder, name)) : undefined,
+  }
+}
