@@ -1,11 +1,13 @@
 """Checkpoints of a run in progress, and the signal to stop."""
 
+import contextlib
+import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -15,7 +17,9 @@ import orbax.checkpoint as ocp
 
 from elsa_format.levels import Pattern
 from elsa_train import _method
-from elsa_train._errors import BadRecipe, InvalidRun, NonFiniteLoss, TrainError
+from elsa_train._errors import Cancelled, Interrupted, InvalidRun, NonFiniteLoss, TrainError
+from elsa_train._folder import Output, check_settings
+from elsa_train._hosts import limited
 from elsa_train._levels import Level
 from elsa_train._multilevel import FrozenLevel, Network, Progress, without_state
 from elsa_train._plan import Carry, Phase
@@ -33,12 +37,12 @@ class Saved(NamedTuple):
 class Checkpoints:
     """The last checkpoints of a run, written by orbax while the run goes on."""
 
-    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
+    def __init__(self, output: Output, settings: dict[str, Any]) -> None:
         """Open the folder; settings must be those of the checkpoints in it."""
-        self._folder, self._settings = folder, settings
-        with _saying(f"{folder}: can't be used", TrainError):
+        self._output, self._folder, self._settings = output, output.checkpoints, settings
+        with _saying(f"{self._folder}: can't be used", TrainError), limited(self._folder):
             self._manager = ocp.CheckpointManager(
-                folder.absolute(),
+                self._folder.absolute(),
                 options=ocp.CheckpointManagerOptions(max_to_keep=2, create=True),
             )
 
@@ -56,7 +60,8 @@ class Checkpoints:
             "frozen": [asdict(without_state(frozen)) for frozen in progress.frozen],
         }
         arrays = _arrays(progress, phase)
-        with _saying(f"{self._folder}: checkpoint {number} can't be written", TrainError):
+        problem = f"{self._folder}: checkpoint {number} can't be written"
+        with _saying(problem, TrainError), limited(self._folder):
             self._manager.save(
                 number,
                 args=ocp.args.Composite(
@@ -80,11 +85,7 @@ class Checkpoints:
         meta = self._manager.restore(number, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))[
             "meta"
         ]
-        if meta["settings"] != self._settings:
-            raise BadRecipe(
-                f"{self._folder.parent} holds a run with other settings: give another --output, or "
-                "--force"
-            )
+        check_settings(self._output, meta["settings"], self._settings)
         done, step = meta["done"], meta["step"]
         if type(done) is not int or not (step is None or (type(step) is int and step >= 0)):
             raise ValueError(f"done {done!r}, step {step!r}")
@@ -115,7 +116,8 @@ class Checkpoints:
 
     def close(self) -> None:
         """Wait until what was saved is on disk."""
-        with _saying(f"{self._folder}: a checkpoint can't be written", TrainError):
+        problem = f"{self._folder}: a checkpoint can't be written"
+        with _saying(problem, TrainError), limited(self._folder):
             self._manager.wait_until_finished()
             self._manager.close()
 
@@ -151,17 +153,21 @@ def _record(entry: dict[str, Any], state: PyTree) -> FrozenLevel:
 
 
 class StopSignal:
-    """Remember SIGTERM instead of dying of it."""
+    """Remember the first Ctrl-C or SIGTERM instead of dying of it; the second ends the process."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, quiet: bool = False) -> None:
         """Nothing is remembered yet."""
-        self.seen = False
-        self._before: Any = None
+        self.seen = 0
+        """The signal's number."""
+        self._quiet = quiet
+        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        """Take the signal over, where Python allows it."""
+        """Take the signals over, where Python allows it."""
         if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGTERM, self._remember)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup does
+                    self._before[number] = signal.signal(number, self._remember)
         return self
 
     def __exit__(
@@ -170,19 +176,39 @@ class StopSignal:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Give it back."""
-        if self._before is not None:
-            signal.signal(signal.SIGTERM, self._before)
+        """Give them back."""
+        self._give_back()
+
+    def _give_back(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
-        self.seen = True
+        if self.seen:
+            self._give_back()
+            os.kill(os.getpid(), number)
+            return
+        self.seen = number
+        if number == signal.SIGINT and not self._quiet:
+            # Past Python's buffer, which may be in use right now.
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                error = sys.stderr.fileno()
+                text = "stopping after this step, to save; Ctrl-C again ends at once\n"
+                os.write(error, f"\r\x1b[K{text}".encode() if os.isatty(error) else text.encode())
 
     def agreed(self, step: int) -> bool:
         """Tell whether to stop; several hosts ask each other, every ten steps."""
         if jax.process_count() == 1:
-            return self.seen
+            return bool(self.seen)
         if step % 10:
             return False
         from jax.experimental import multihost_utils
 
-        return bool(np.any(multihost_utils.process_allgather(np.array(self.seen))))
+        with limited(f"step {step}"):
+            return bool(np.any(multihost_utils.process_allgather(np.array(bool(self.seen)))))
+
+    def interrupted(self, what: str) -> Interrupted:
+        """Make the error that ends the command as its signal asks."""
+        kind = Cancelled if self.seen == signal.SIGINT else Interrupted
+        return kind(f"{what}; run the same command to resume")

@@ -14,8 +14,17 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from elsa_format import ElsaError
-from elsa_format.cli import SETTINGS, VERSION, escape, reports_errors, say, standard_output
+from elsa_format import ElsaError, MissingExtra
+from elsa_format.cli import (
+    SETTINGS,
+    VERSION,
+    escape,
+    install_command,
+    needs_extra,
+    reports_errors,
+    say,
+    standard_output,
+)
 from elsa_train._errors import TrainError
 from elsa_train._levels import parse_levels
 from elsa_train._recipe import CHOICES, FIELDS, MOST, Recipe, read_recipe, recipe_names
@@ -42,6 +51,7 @@ class _Recipes(click.Group):
         return [*super().shell_complete(ctx, incomplete), *map(CompletionItem, files)]
 
 
+@needs_extra("train", "training", NEEDED, free=["list"])
 @click.group("train", cls=_Recipes, context_settings=SETTINGS)
 @VERSION
 def train() -> None:
@@ -153,9 +163,19 @@ def _run_options() -> list[click.Parameter]:
             default="png",
             help="accuracy (of text: loss) over sparsity, and learning curves",
         ),
+        click.Option(
+            ["--changed-data"],
+            is_flag=True,
+            help="resume a run although its data has changed",
+        ),
         click.Option(["--coordinator"], help="host:port of process 0, for runs over several hosts"),
         click.Option(["--processes"], type=click.IntRange(1), default=1, help="how many in all"),
         click.Option(["--process"], type=click.IntRange(0), default=0, help="number of this one"),
+        click.Option(
+            ["--distributed"],
+            is_flag=True,
+            help="run over the hosts that JAX finds by itself, as on TPUs and with SLURM",
+        ),
         click.Option(["--json", "as_json"], is_flag=True, help="print the results as JSON"),
         click.Option(["-q", "--quiet"], is_flag=True, help="no progress, no summary"),
     ]
@@ -195,7 +215,7 @@ def _using_jax() -> Iterator[None]:
         package = str(error.name).partition(".")[0]
         if package not in NEEDED:
             raise
-        raise TrainError(f"training needs {package}; pip install 'elsa-format[train]'") from None
+        raise MissingExtra.of(error, "training", "train") from None
     except RuntimeError as error:
         jax = sys.modules.get("jax")
         if jax is None or not isinstance(error, jax.errors.JaxRuntimeError):
@@ -218,9 +238,11 @@ def _train(
     checkpoint_every: int,
     restart: bool,
     plot: str,
+    changed_data: bool,
     coordinator: str | None,
     processes: int,
     process: int,
+    distributed: bool,
     as_json: bool,
     quiet: bool,
     **values: Any,
@@ -229,18 +251,23 @@ def _train(
     recipe = read_recipe(name, given)
     stem = Path(name).stem
     title = f"{stem}, {recipe.scope}" + (", joint" if recipe.method == "joint" else "")
+    if out == "-":
+        raise click.UsageError("-o - is standard output, but a run has a folder: name one.")
     folder = Path(out or f"runs/{title.replace(', ', '-')}")
     try:
         str(folder.absolute()).encode()
     except UnicodeEncodeError:
         raise click.UsageError(f"--output: {str(folder)!r} is not UTF-8.") from None
-    _check_hosts(coordinator, processes, process)
+    _check_folder(str(out or ""))
+    _check_hosts(coordinator, processes, process, distributed)
     only = _alone_levels(recipe, alone, alone_levels)
     with _using_jax():
         import jax
 
         if coordinator:
             jax.distributed.initialize(coordinator, processes, process)
+        elif distributed:
+            _join_hosts()
         first = jax.process_index() == 0
 
         from elsa_train import _plots, _report
@@ -254,7 +281,12 @@ def _train(
         curves = {n: folder / f"seed-{n}" / f"curves.{plot}" for n in range(seed, seed + seeds)}
         plots = plot != "none"
         outputs = {
-            n: Output(path.parent, checkpoint_every, (table, chart, path) if plots else (table,))
+            n: Output(
+                path.parent,
+                checkpoint_every,
+                (table, chart, path) if plots else (table,),
+                changed_data,
+            )
             for n, path in curves.items()
         }
         wanted = {"reference": reference, "equal_epochs": equal_epochs, "alone": alone}
@@ -291,7 +323,7 @@ def _train(
             except ModuleNotFoundError as error:
                 if not quiet:
                     say(
-                        f"no plot: {error.name} is not installed; pip install 'elsa-format[plot]'",
+                        f"no plot: {error.name} is not installed; run: {install_command('plot')}",
                         err=True,
                     )
     if as_json:
@@ -319,7 +351,30 @@ def _alone_levels(recipe: Recipe, alone: bool, given: str | None) -> list[str] |
     return wanted
 
 
-def _check_hosts(coordinator: str | None, processes: int, process: int) -> None:
+def _check_folder(out: str) -> None:
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", out):
+        raise click.UsageError(
+            f"--output {out}: checkpoints need a folder; give one, and copy "
+            "seed-0/model.safetensors when it is done."
+        )
+
+
+def _join_hosts() -> None:
+    import jax
+
+    try:
+        jax.distributed.initialize()
+    except ValueError as error:
+        first, *_ = str(error).splitlines() or [""]
+        raise TrainError(
+            f"--distributed: JAX finds no hosts here ({first}); use --coordinator, --processes and "
+            "--process"
+        ) from None
+
+
+def _check_hosts(coordinator: str | None, processes: int, process: int, distributed: bool) -> None:
+    if distributed and coordinator is not None:
+        raise click.UsageError("--distributed finds the hosts itself; leave out --coordinator.")
     if coordinator is None and (processes, process) != (1, 0):
         raise click.UsageError("--processes and --process go with --coordinator.")
     if coordinator is not None and not re.fullmatch(r"\S+:[0-9]{1,5}", coordinator):

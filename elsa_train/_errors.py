@@ -13,6 +13,7 @@ TrainError(ElsaError)      anything else that stops it (1)
 ├── FrozenWeightChanged    a routine changed a weight that it was told is frozen (1)
 ├── NotReproduced          the written file does not give back a level as it was frozen (1)
 └── Interrupted            SIGTERM: the state is saved, the same command resumes (143)
+    └── Cancelled          Ctrl-C: the same (130)
 """
 
 from elsa_format import ElsaError
@@ -86,3 +87,9 @@ class Interrupted(TrainError):
     """Training was asked to stop; its state is saved."""
 
     exit_code = 143
+
+
+class Cancelled(Interrupted):
+    """Training was asked to stop by Ctrl-C."""
+
+    exit_code = 130

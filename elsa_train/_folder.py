@@ -10,16 +10,21 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
+from elsa_format.plugins import Together
 from elsa_train._errors import BadRecipe
 from elsa_train._file import check_target
 from elsa_train._files import cut, read_json, replacing, write_json
+from elsa_train._hosts import everyone, limited
 from elsa_train._levels import Level
 from elsa_train._loop import Trainer
 from elsa_train._multilevel import Network
+from elsa_train._recipe import FIELDS
 from elsa_train._report import Row
 from elsa_train._tree import flatten, unflatten
 
 PyTree = Any
+PLACES = ("data_dir", "text")
+"""Settings that say where the data is, not what it is."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,8 @@ class Output:
     checkpoint_every: int = 500
     beside: tuple[Path, ...] = ()
     """What is to be written when all is trained, too: tables and plots."""
+    changed_data: bool = False
+    """Whether a run may go on with other data than it began with."""
 
     @property
     def model(self) -> Path:
@@ -66,6 +73,24 @@ class Output:
         """Return what a run writes, but for its checkpoints."""
         return (self.model, self.results, self.references, self.initial, self.metrics)
 
+    @property
+    def together(self) -> Together:
+        """Return what lets all processes of a run do something in step."""
+        hosts = everyone()
+
+        def exchange(message: bytes) -> list[bytes]:
+            with limited(self.folder):
+                return hosts.exchange(message)
+
+        return Together(str(self.model), hosts.number, exchange)
+
+    def prepare(self) -> None:
+        """Make the folder, and refuse one that is not the same on all hosts."""
+        together = self.together
+        together.agree(lambda: self.folder.mkdir(parents=True, exist_ok=True))
+        if jax.process_count() > 1:
+            together.check_folder()
+
     def check(self, network: Network) -> None:
         """Refuse, before training, what could not be written afterwards; all processes call it."""
         for path in (*self.files, *self.beside):
@@ -94,15 +119,32 @@ class Output:
         if found is None:
             return None
         try:
-            if found["settings"] == settings:
-                rows = [Row(**row) for row in found["rows"]]
-                if [row.level for row in rows] != [*(level.name for level in levels), "dense"]:
-                    raise ValueError("its rows are not the levels")
-                return rows, float(found["seconds"])
+            check_settings(self, found["settings"], settings)
+            rows = [Row(**row) for row in found["rows"]]
+            if [row.level for row in rows] != [*(level.name for level in levels), "dense"]:
+                raise ValueError("its rows are not the levels")
+            return rows, float(found["seconds"])
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise cut(self.results, error) from None
+
+
+def check_settings(output: Output, found: Any, settings: dict[str, Any]) -> None:
+    """Refuse to go on with a run of other settings or data; where the data is does not matter."""
+    found = found if isinstance(found, dict) else {}
+    of_data = settings.keys() - FIELDS.keys() - {"seed"}
+    decisive = (found.keys() | settings.keys()) - of_data - {*PLACES}
+    if any(found.get(key) != settings.get(key) for key in decisive):
         raise BadRecipe(
-            f"{self.folder} holds a run with other settings: give another --output, or --force"
+            f"{output.folder} holds a run with other settings: give another --output, or --force"
+        )
+    # Runs of earlier versions don't say what their data was.
+    changed = sorted(key for key in of_data & found.keys() if found[key] != settings[key])
+    if changed and not output.changed_data:
+        key = changed[0]
+        raise BadRecipe(
+            f"{output.folder} holds a run on other data ({key} was {found[key]!r}, is "
+            f"{settings[key]!r}): give the data it began with, or --changed-data to resume, or "
+            "--force to start over"
         )
 
 
@@ -126,7 +168,8 @@ def wait(what: str) -> None:
     if jax.process_count() > 1:
         from jax.experimental import multihost_utils
 
-        multihost_utils.sync_global_devices(what)
+        with limited(what):
+            multihost_utils.sync_global_devices(what)
 
 
 def save_initial(path: Path, network: Network) -> None:

@@ -4,7 +4,11 @@ Any sharding will do. A tensor is gathered by itself, and only if its owner has 
 """
 
 import json
+import os
+import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -21,6 +25,9 @@ from elsa_train._tree import flatten, sharding_of
 PyTree = Any
 SLICES = 4 << 20
 """Bytes of a tensor that are on their way at a time."""
+
+LIMIT = 600.0
+"""Seconds for which a run waits for its other processes."""
 
 Box = tuple[tuple[int, int], ...]
 """First and last element of a part, along each axis."""
@@ -164,6 +171,38 @@ class Hosts:
                 at = part * length + start
                 whole[_along(axis, at, size)] = found[_along(axis, part * size, size)]
         return whole
+
+
+def everyone() -> Hosts:
+    """Return all processes that JAX knows of."""
+    everywhere = _sharding(Mesh(np.array(jax.devices()), ("all",)))
+    return Hosts(jax.make_array_from_callback((), everywhere, lambda _: np.zeros((), np.float32)))
+
+
+@contextmanager
+def limited(where: object) -> Iterator[None]:
+    """End the process if the others don't come: what waits in a device can't be broken off."""
+    if jax.process_count() == 1:
+        yield
+        return
+    timer = threading.Timer(LIMIT, _give_up, [where])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _give_up(where: object) -> None:
+    text = (
+        f"\nerror: {where}: waited {LIMIT:.0f} seconds for the other processes; look for an error "
+        "there, then run the same command on all hosts to resume\n"
+    )
+    try:
+        os.write(sys.stderr.fileno(), text.encode("utf-8", "replace"))
+    finally:
+        os._exit(1)
 
 
 @lru_cache(maxsize=256)

@@ -3,6 +3,7 @@
 What a sparsity keeps, and which levels nest, is `elsa_format`'s to say; here is what training adds.
 """
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,12 @@ import numpy as np
 from elsa_format import BitsTooWide, InfeasibleLevels
 from elsa_format import levels as rules
 from elsa_format.levels import Pattern
-from elsa_train._errors import InfeasibleTraining
+from elsa_train._errors import InfeasibleTraining, MissedBudget
+
+TOLERANCE = 0.001
+"""Part of all weights by which a level may miss its budget."""
+FAR = 0.01
+"""Part of the weights by which a level may miss its sparsity where no budget is known."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +95,7 @@ def check_levels(
     2
     >>> check_levels(parse_levels("90,95"))
     Traceback (most recent call last):
-    elsa_train._errors.InfeasibleTraining: level 95% after 90%: sparsities must fall
+    elsa_train._errors.InfeasibleTraining: level 95% after 90%: sparsities must fall, as in 95,90
     """
     for level in levels:
         if pattern_scope is not None and (level.pattern is not None) != pattern_scope:
@@ -116,3 +122,50 @@ def check_blocks(shapes: Mapping[str, Sequence[int]], levels: Sequence[Level], a
                     f"{name}: axis {axis} of shape {list(shape)} is not divisible by "
                     f"{level.pattern.m} ({level.name}); exclude it"
                 )
+
+
+def check_budget(
+    level: Level, nonzero: int, budget: int, size: int, tensors: int, advice: str
+) -> None:
+    """Refuse a level that misses its budget by more than rounding and a few zeros explain.
+
+    >>> check_budget(Level("90%", 0.9), 101, 100, 1000, 1, "train longer")
+    >>> check_budget(Level("90%", 0.9), 200, 100, 1000, 1, "train longer")
+    Traceback (most recent call last):
+    elsa_train._errors.MissedBudget: level 90%: has 200 nonzero prunable weights, expected 100; \
+train longer
+    """
+    if abs(nonzero - budget) > max(TOLERANCE * size, tensors):
+        raise MissedBudget(
+            f"level {level.name}: has {nonzero} nonzero prunable weights, expected {budget}; "
+            f"{advice}"
+        )
+
+
+def check_sparsity(level: Level, tensors: Sequence[tuple[Sequence[int], int]]) -> None:
+    """Refuse a level that no scope explains, given the shape and nonzero weights of each tensor.
+
+    Which tensors were to be pruned is unknown. They are at least those with zeros and at most all,
+    so the level has its sparsity times the size of the former in zeros, or more, and no more than
+    its sparsity times the size of all. Vectors don't count beside tensors of more dimensions: they
+    are biases, which training leaves at zero here and there.
+
+    >>> check_sparsity(Level("90%", 0.9), [((100, 10), 100), ((10, 10), 100), ((10,), 8)])
+    >>> check_sparsity(Level("90%", 0.9), [((100, 10), 50)])
+    Traceback (most recent call last):
+    elsa_train._errors.MissedBudget: level 90%: has 950 zeros, expected about 900; densify must \
+train the weights that are not frozen, or sparsify prune less
+    """
+    found = [t for t in tensors if len(t[0]) > 1] or tensors
+    sizes = [(math.prod(shape), math.prod(shape) - nonzero) for shape, nonzero in found]
+    total, zeros = sum(size for size, _ in sizes), sum(zero for _, zero in sizes)
+    pruned = sum(size for size, zero in sizes if zero > FAR * size)
+    sparsity, slack = 1 - level.density, max(FAR * total, len(sizes))
+    least, most = round(sparsity * pruned), round(sparsity * total)
+    if pruned and least - slack <= zeros <= most + slack:
+        return
+    advice = "densify must train the weights that are not frozen, or sparsify prune less"
+    if zeros <= least:
+        advice = "sparsify must return the network with the weights that it prunes at zero"
+    expected = f"{least} to {most}" if 0 < least < most else f"about {most}"
+    raise MissedBudget(f"level {level.name}: has {zeros} zeros, expected {expected}; {advice}")

@@ -13,8 +13,9 @@ from elsa_format.plugins import TensorInfo, digest_of_lines, of_array, tensor_li
 from elsa_train import _method
 from elsa_train._errors import FrozenWeightChanged, TrainError
 from elsa_train._hosts import Hosts
-from elsa_train._levels import Level, check_levels
+from elsa_train._levels import Level, check_budget, check_levels, check_sparsity
 from elsa_train._method import Rounding
+from elsa_train._sparsify import Scope
 from elsa_train._tree import flatten, size
 from elsa_train._wide import whole
 
@@ -121,6 +122,7 @@ def multi_level(
     sparsify: Sparsify,
     densify: Densify = no_densify,
     *,
+    scope: Scope | None = None,
     bits: int | None = None,
     dtype: Any = None,
     rounding: Rounding = "nearest",
@@ -134,6 +136,11 @@ def multi_level(
     Memory does not grow with the number of levels but for their statistics. `progress` resumes
     from what `on_progress` was given after a routine. Parameters may have any sharding, over one
     process or several, which then all call this; what they can't share is refused first.
+
+    A level that misses its sparsity is refused when it is frozen (`MissedBudget`). With a `scope`,
+    the one that sparsify prunes by, it must have its budget within 0.1 % of all weights. Without
+    one it is unknown which tensors were to be pruned: the zeros must be at least the level's
+    sparsity times the tensors that have zeros, and at most that times all tensors, within 1 %.
 
     >>> def sparsify(network, counters, level):  # a real one trains; frozen weights stay
     ...     kernel, n = network.params["kernel"], counters["kernel"]
@@ -151,6 +158,8 @@ def multi_level(
         raise TrainError(f"{min(clash)!r} names both a parameter and a statistic")
     hosts = Hosts(network)
     hosts.check(network)
+    if scope is not None:
+        scope.check(network.params, levels, bits=bits, dtype=stored.name)
     freeze = jax.jit(partial(_method.freeze, bits=bits, dtype=stored, rounding=rounding))
     finish = jax.jit(partial(_method.finish, bits=bits, dtype=stored, rounding=rounding))
     now = progress or Progress(0, network, _method.counters(network.params))
@@ -161,6 +170,7 @@ def multi_level(
             _check_frozen(now, trained, f"sparsify at level {level.name}")
             params, n = freeze(trained.params, now.counters, t)
             theta = Network(params, trained.state)
+            _check_level(level, params, scope, stored)
             record = _record(theta, level, stored, evaluate)
             now = Progress(2 * t - 1, theta, n, (*now.frozen, record))
             on_progress(now)
@@ -207,6 +217,24 @@ def _record(network: Network, level: Level, stored: Any, evaluate: Evaluate) -> 
         metrics=_measure(network, evaluate, hosts),
         digest=_digest(network, stored, hosts),
         state=jax.tree.map(hosts.everywhere, network.state),
+    )
+
+
+def _check_level(level: Level, params: PyTree, scope: Scope | None, stored: Any) -> None:
+    """Refuse a level without the zeros, or the other weights, that it was to have."""
+    leaves = flatten(params)
+    nonzero = dict(zip(leaves, map(whole, _method.count_nonzero(params)), strict=True))
+    if scope is None:
+        check_sparsity(level, [(leaf.shape, nonzero[name]) for name, leaf in leaves.items()])
+        return
+    check_budget(
+        level,
+        sum(count for name, count in nonzero.items() if scope.matches(name)),
+        sum(scope.budgets(params, level)),
+        size(params),
+        len(leaves),
+        f"where there are fewer, they are exactly zero or too small for {stored.name}: train "
+        "longer or at a higher learning rate, or prune less",
     )
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from elsa_train import _method
 from elsa_train._errors import BadRecipe
@@ -88,7 +89,7 @@ def _train(run: Run, plan: Plan, fresh: bool = False) -> float:
     start = trainer.init() if fresh else load_initial(run.output.initial, trainer)
     n = trainer.replicate(_method.counters(start.params))
     run.reporter.expect(plan.steps)
-    reached = trainer.run(plan, trainer.start(start), n, run.reporter.watch, _ignore)
+    reached = trainer.run(plan, trainer.start(start), n, run.reporter.watch, partial(_stop, run))
     return run.measured(reached.network)
 
 
@@ -99,13 +100,15 @@ def _alone(run: Run, number: int, levels: tuple[Level, ...]) -> float:
     plan = run.joint_plan(number, name, levels, (1, 0) if levels else ())
     run.reporter.expect(plan.steps)
     start = trainer.start_jointly(plan, trainer.init())
-    reached = trainer.run(plan, start, None, run.reporter.watch, _ignore)
+    reached = trainer.run(plan, start, None, run.reporter.watch, partial(_stop, run))
     params = masked(reached.network.params, reached.kept, 1 if levels else DENSE)
     return run.measured(Network(params, trainer.statistics(params)))
 
 
-def _ignore(plan: Plan, phase: Phase) -> None:
-    """Save nothing: a reference is trained again if it is interrupted."""
+def _stop(run: Run, plan: Plan, phase: Phase) -> None:
+    """Save nothing, but stop if that was asked for: an interrupted reference is trained again."""
+    if run.stop.agreed(phase.step):
+        raise run.stop.interrupted(f"stopped in {plan.name}; references before it are saved")
 
 
 def _is_measured(value: object) -> bool:

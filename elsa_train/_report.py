@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from elsa_format.cli import columns, cut, wrap
 from elsa_train._files import drop_cut_line
 from elsa_train._measure import ACCURACY, Measure, of_language
 from elsa_train._multilevel import FrozenLevel
@@ -20,6 +21,8 @@ COLUMNS = (
     ("equal_epochs", "tab:green", "reference, equal epochs"),
     ("alone", "tab:red", "alone, equal steps"),
 )
+SHORTEST = 6
+"""Characters of a phase's name that are left when it is cut."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +52,16 @@ class Reporter:
         """Take a stream, or None for none, and the file of JSON lines to append to."""
         self._stream, self._path = stream, lines
         self._terminal = stream is not None and stream.isatty()
+        self._drawn = False
         self._every = 1.0 if self._terminal else 10.0
         self._lines: IO[str] | None = None
         self._started = self._shown = time.monotonic()
         self._total = self._done = self._skipped = self._labels = 0
+
+    @property
+    def silent(self) -> bool:
+        """Tell whether nobody is told anything."""
+        return self._stream is None
 
     def note(self, text: str) -> None:
         """Tell what the user should know before it starts."""
@@ -81,16 +90,16 @@ class Reporter:
         if now - self._shown < self._every and report.step < report.steps:
             return
         self._shown = now
-        line = (
-            f"{report.phase}: step {report.step}/{report.steps}  loss {report.loss:.4f}  "
-            f"accuracy {report.accuracy:.2%}  sparsity {report.sparsity:.2%}  "
-            f"{rate:.0f} {report.unit}/s  {clock(per_step * (report.steps - report.step))} left, "
-            f"of the run {clock(per_step * max(self._total - self._done, 0))}"
-        )
+        left = per_step * (report.steps - report.step)
+        line = show(report, rate, left, per_step * max(self._total - self._done, 0), self._width())
         if self._terminal:
             print(f"\r\x1b[K{line}", end="", file=self._stream, flush=True)
+            self._drawn = True
         else:
             self._say(line)
+
+    def _width(self) -> int | None:
+        return columns(err=True, narrowest=1) if self._terminal else None
 
     def level(self, frozen: FrozenLevel) -> None:
         """Tell of a level just frozen."""
@@ -105,7 +114,13 @@ class Reporter:
 
     def _say(self, text: str) -> None:
         if self._stream is not None:
-            print(f"\r\x1b[K{text}" if self._terminal else text, file=self._stream, flush=True)
+            self._clear()
+            print(wrap(text, self._width()), file=self._stream, flush=True)
+
+    def _clear(self) -> None:
+        if self._drawn:
+            print("\r\x1b[K", end="", file=self._stream, flush=True)
+            self._drawn = False
 
     def _write(self, entry: dict[str, Any]) -> None:
         if self._path and self._lines is None:
@@ -115,9 +130,38 @@ class Reporter:
             print(json.dumps(entry), file=self._lines, flush=True)
 
     def close(self) -> None:
-        """Close the file of JSON lines."""
+        """Clear the progress line, and close the file of JSON lines."""
+        self._clear()
         if self._lines:
             self._lines.close()
+
+
+def show(report: Report, rate: float, left: float, of_run: float, width: int | None = None) -> str:
+    """Write a phase's report as a line, of a terminal that is so wide: less of it, if need be.
+
+    >>> report = Report("sparsify 90%", 12, 40, 0.5, 0.75, 0.9, 1, 256, "images", {})
+    >>> show(report, 1e4, 28, 75, width=80)
+    'sparsify 90%: step 12/40  loss 0.5000  accuracy 75.00%  run 0:01:15 left'
+    >>> show(report, 1e4, 28, 75, width=40)
+    'spa…90%: step 12/40  run 0:01:15 left'
+    """
+    step, loss = f"step {report.step}/{report.steps}", f"loss {report.loss:.4f}"
+    accuracy, sparsity = f"accuracy {report.accuracy:.2%}", f"sparsity {report.sparsity:.2%}"
+    speed, phase = f"{rate:.0f} {report.unit}/s", f"{clock(left)} left"
+    run = f"run {clock(of_run)} left"
+    words = [step, loss, accuracy, sparsity, speed, phase, run]
+    if width is None:
+        return f"{report.phase}: {'  '.join(words)}"
+    room = width - 3  # terminals add ^C, and break the line in their last column
+    label = len(report.phase)
+    for word in (speed, phase, sparsity, accuracy, loss, run):
+        if word is run:
+            label = min(label, SHORTEST)  # rather than lose this word
+        if label + 2 + len("  ".join(words)) <= room:
+            break
+        words.remove(word)
+    text = "  ".join(words)
+    return f"{cut(report.phase, max(room - len(text) - 2, 1))}: {text}"[:room]
 
 
 def clock(seconds: float) -> str:

@@ -1,6 +1,7 @@
 """A recipe from data to ELSA file: what is trained in which phases, and what is written."""
 
 import dataclasses
+import json
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -8,9 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from elsa_train._checkpointing import StopSignal
 from elsa_train._errors import BadRecipe, NotReproduced
 from elsa_train._file import write_file
-from elsa_train._folder import Output, load_network, wait
+from elsa_train._folder import PLACES, Output, load_network, wait
 from elsa_train._jaxpruner import JaxprunerRule, jaxpruner_rules, make_updater
 from elsa_train._joint import Joint
 from elsa_train._levels import Level, parse_levels
@@ -22,9 +24,12 @@ from elsa_train._report import Reporter, Row
 from elsa_train._schedule import Schedule
 from elsa_train._sparsify import Pruner, Scope
 from elsa_train.data import load
+from elsa_train.data.protocol import identity_of
 
 PyTree = Any
 JOINT = 3000
+SAME = 0.01
+"""Part by which a metric, or what it is out of 1, may differ when a level is evaluated again."""
 
 
 class Run:
@@ -58,15 +63,16 @@ class Run:
             jaxpruner_rules(updaters, self.trainer.like.params, steps)
         if recipe.method == "joint":
             self.joint_plan(JOINT, "joint", self.levels, self.shares)
-        self.settings = settings_of(recipe, seed) | getattr(self.trainer.data, "identity", {})
+        self.settings = settings_of(recipe, seed) | identity_of(self.trainer.data)
+        self.stop = StopSignal(quiet=reporter.silent)
         self.measure = self.trainer.task.measure
 
     @property
     def storage(self) -> dict[str, Any]:
-        """Return how levels are stored, as `multi_level` takes it."""
+        """Return how levels are checked and stored, as `multi_level` takes it."""
         recipe = self.recipe
         dtype = jnp.dtype(recipe.store_dtype)
-        return {"bits": self.bits, "dtype": dtype, "rounding": recipe.rounding}
+        return {"scope": self.scope, "bits": self.bits, "dtype": dtype, "rounding": recipe.rounding}
 
     @property
     def shares(self) -> tuple[int, ...]:
@@ -152,16 +158,29 @@ class Run:
         return sparse
 
     def write(self, result: Result) -> None:
-        """Write the file, and measure each level again from it."""
-        settings = {k: v for k, v in self.settings.items() if k not in ("data_dir", "text")}
+        """Write the file, and measure each level again from it.
+
+        Bits are compared exactly, metrics are not: a resumed run may have other devices than the
+        one that froze the level, and take its sums in another order.
+        """
+        settings = {k: v for k, v in self.settings.items() if k not in PLACES}
         write_file(self.output.model, result, settings=settings, force=True)
         for t, frozen in enumerate(result.levels, 1):
             found = self.trainer.evaluate(load_network(self.output.model, t, self.trainer))
-            if found != frozen.metrics:
+            if not self._same(found, frozen.metrics):
                 raise NotReproduced(
                     f"{self.output.model}: level {t} measures {found}, at its freeze "
                     f"{frozen.metrics}"
                 )
+
+    def _same(self, found: dict[str, float], frozen: dict[str, float]) -> bool:
+        """Tell whether metrics are of one network: within 1 %, or one example of those tested."""
+        part: Part = "test" if self.recipe.judge == "test" else "validation"
+        one = 1 / self.trainer.size(part)
+        return found.keys() == frozen.keys() and all(
+            abs(found[name] - value) <= max(SAME, one) * max(1, abs(value))
+            for name, value in frozen.items()
+        )
 
 
 def settings_of(recipe: Recipe, seed: int) -> dict[str, Any]:
@@ -185,30 +204,66 @@ def run_seed(
 
     `only` names the levels to train alone, if not all.
     """
-    from elsa_train import _references, _training
+    from elsa_train import _references
 
     started = time.monotonic()
-    run = Run(recipe, seed, output, reporter)  # what can't be trained is refused before writing
-    _references.check_columns(run, columns)
-    output.folder.mkdir(parents=True, exist_ok=True)
-    done = None if restart else output.read_results(run.settings, run.levels)
-    if done and output.model.exists():
-        rows, seconds = done
-    else:
-        output.check(run.trainer.init())
-        if restart and jax.process_index() == 0:
-            output.forget()
-        wait("restart")
-        result, before = _training.train(run)
-        run.write(result)
-        metric = run.measure.metric
-        rows = [Row(f.level.name, f.sparsity, f.nonzero, f.metrics[metric]) for f in result.levels]
-        initial = before[metric] if before else None
-        sparsity, nonzero = zeros(result.network.params)  # those of the last level, if it is kept
-        rows.append(Row("dense", sparsity, nonzero, result.metrics[metric], reference=initial))
-        seconds = time.monotonic() - started
-        output.write_results(run.settings, rows, seconds)
-    if columns:
-        rows = _references.fill(run, rows, columns, only)
-        output.write_results(run.settings, rows, seconds)
+    run = _prepare(recipe, seed, output, reporter, columns)
+    with run.stop:
+        done = None if restart else output.read_results(run.settings, run.levels)
+        if done and output.model.exists():
+            rows, seconds = done
+        else:
+            rows = _train(run, restart)
+            seconds = time.monotonic() - started
+            output.write_results(run.settings, rows, seconds)
+        if columns:
+            rows = _references.fill(run, rows, columns, only)
+            output.write_results(run.settings, rows, seconds)
+    if run.stop.seen:
+        raise run.stop.interrupted(f"stopped after seed {seed}; its file is written")
+    return rows
+
+
+def _prepare(
+    recipe: Recipe, seed: int, output: Output, reporter: Reporter, columns: Sequence[str]
+) -> Run:
+    """Refuse what can't be trained, on any host, before anything is written."""
+    from elsa_train import _references
+
+    together, made = output.together, []
+
+    def make() -> bytes:
+        run = Run(recipe, seed, output, reporter)
+        _references.check_columns(run, columns)
+        made.append(run)
+        decisive = {k: v for k, v in run.settings.items() if k not in PLACES}
+        return json.dumps(decisive, sort_keys=True).encode()
+
+    first, *others = [json.loads(said) for said in together.agree(make)]
+    for process, settings in enumerate(others, 1):
+        if settings != first:
+            key = min(k for k in first | settings if first.get(k) != settings.get(k))
+            raise BadRecipe(
+                f"process {process} has other settings or data than process 0: {key} is "
+                f"{settings.get(key)!r}, not {first.get(key)!r}"
+            )
+    output.prepare()
+    return made[0]
+
+
+def _train(run: Run, restart: bool) -> list[Row]:
+    """Train all levels, write the file, and return its rows of the table."""
+    from elsa_train import _training
+
+    run.output.check(run.trainer.init())
+    if restart and jax.process_index() == 0:
+        run.output.forget()
+    wait("restart")
+    result, before = _training.train(run)
+    run.write(result)
+    metric = run.measure.metric
+    rows = [Row(f.level.name, f.sparsity, f.nonzero, f.metrics[metric]) for f in result.levels]
+    initial = before[metric] if before else None
+    sparsity, nonzero = zeros(result.network.params)  # those of the last level, if it is kept
+    rows.append(Row("dense", sparsity, nonzero, result.metrics[metric], reference=initial))
     return rows

@@ -4,34 +4,28 @@ from dataclasses import dataclass
 from typing import Any
 
 from elsa_train import _method
-from elsa_train._checkpointing import Checkpoints, Saved, StopSignal
-from elsa_train._errors import Interrupted, MissedBudget
+from elsa_train._checkpointing import Checkpoints, Saved
 from elsa_train._files import cut
 from elsa_train._folder import load_initial, save_initial
 from elsa_train._joint import nest
 from elsa_train._levels import Level
-from elsa_train._multilevel import FrozenLevel, Network, Progress, Result, multi_level
+from elsa_train._multilevel import Network, Progress, Result, multi_level
 from elsa_train._plan import Phase, Plan
 from elsa_train._run import JOINT, Run
-from elsa_train._tree import flatten, size
-from elsa_train._wide import whole
 
 PyTree = Any
 Metrics = dict[str, float]
-TOLERANCE = 0.001
-"""Part of all weights by which a level may miss its budget."""
 
 
 def train(run: Run) -> tuple[Result, Metrics | None]:
     """Train a run's levels; return also what the initial network measured, if there was one."""
-    saving = _Saving(Checkpoints(run.output.checkpoints, run.settings), StopSignal(), run)
-    with saving.stop:
-        try:
-            if run.recipe.method == "joint":
-                return _train_jointly(run, saving), None
-            return _Sequential(run, saving).train()
-        finally:
-            saving.checkpoints.close()
+    saving = _Saving(Checkpoints(run.output, run.settings), run)
+    try:
+        if run.recipe.method == "joint":
+            return _train_jointly(run, saving), None
+        return _Sequential(run, saving).train()
+    finally:
+        saving.checkpoints.close()
 
 
 @dataclass
@@ -39,35 +33,19 @@ class _Saving:
     """When a run is saved, and when it stops."""
 
     checkpoints: Checkpoints
-    stop: StopSignal
     run: Run
 
     def step(self, plan: Plan, reached: Phase, progress: Progress) -> None:
         """Save after a step if that is due, and stop if that was asked for."""
         last = reached.step == plan.steps
-        stopping = self.stop.agreed(reached.step)
+        stopping = self.run.stop.agreed(reached.step)
         due = reached.step % self.run.output.checkpoint_every == 0
         if not last and (stopping or due):
             self.checkpoints.save(progress, reached)
         if stopping and not last:
-            raise Interrupted(
-                f"stopped at step {reached.step} of {plan.name}; "
-                "its state is saved, the same command resumes"
+            raise self.run.stop.interrupted(
+                f"stopped at step {reached.step} of {plan.name}; its state is saved"
             )
-
-
-def check_budget(run: Run, frozen: FrozenLevel, network: Network) -> None:
-    """Refuse a level that has not the weights it was to have."""
-    names = flatten(network.params)
-    counts = zip(names, _method.count_nonzero(network.params), strict=True)
-    kept = sum(whole(count) for name, count in counts if run.scope.matches(name))
-    budget = sum(run.scope.budgets(network.params, frozen.level))
-    if abs(kept - budget) > max(TOLERANCE * size(network.params), len(names)):
-        raise MissedBudget(
-            f"level {frozen.level.name}: keeps {kept} prunable weights, its budget is {budget}: "
-            f"the others are exactly zero, or too small for {run.recipe.store_dtype}; train it "
-            "longer or at a higher learning rate, or prune less"
-        )
 
 
 def _train_jointly(run: Run, saving: _Saving) -> Result:
@@ -89,7 +67,6 @@ def _train_jointly(run: Run, saving: _Saving) -> Result:
 
     def on_progress(reached: Progress) -> None:
         if reached.done % 2:
-            check_budget(run, reached.frozen[-1], reached.network)
             reporter.level(reached.frozen[-1])
 
     reached = trainer.run(plan, phase, None, reporter.watch, on_step)
@@ -175,8 +152,6 @@ class _Sequential:
         self.saving.step(plan, reached, self.progress)
 
     def _on_progress(self, progress: Progress) -> None:
-        if progress.done % 2:
-            check_budget(self.run, progress.frozen[-1], progress.network)
         self.progress = progress
         self.saving.checkpoints.save(progress)
         if progress.done % 2:

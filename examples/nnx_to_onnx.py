@@ -71,7 +71,7 @@ def train(network: et.Network, counters: Any, pruner: et.Pruner | None, steps: i
 
 
 def sparsify(network: et.Network, counters: Any, level: et.Level) -> et.Network:
-    pruner = et.Pruner(et.Scope("global"), level, et.Schedule(start=0, end=200, every=20))
+    pruner = et.Pruner(scope, level, et.Schedule(start=0, end=200, every=20))
     return train(network, counters, pruner, steps=300)
 
 
@@ -86,8 +86,8 @@ def evaluate(network: et.Network) -> dict[str, float]:
 
 
 initial = train(et.Network(params, statistics), et.counters(params), None, steps=300)
-levels = et.parse_levels("95,90,80")
-result = et.multi_level(initial, levels, sparsify, densify, evaluate=evaluate)
+levels, scope = et.parse_levels("95,90,80"), et.Scope("global")
+result = et.multi_level(initial, levels, sparsify, densify, scope=scope, evaluate=evaluate)
 
 folder = Path(tempfile.mkdtemp())
 packed, template = folder / "digits.safetensors", folder / "digits.onnx"

@@ -76,7 +76,9 @@ def evaluate(network: et.Network) -> dict[str, float]:
 levels, scope = et.parse_levels("95,90,80"), et.Scope("global")
 params = model.init(jax.random.key(0), train_x[:1])["params"]
 initial = train(params, et.counters(params))
-result = et.multi_level(et.Network(initial), levels, sparsify, densify, evaluate=evaluate)
+result = et.multi_level(
+    et.Network(initial), levels, sparsify, densify, scope=scope, evaluate=evaluate
+)
 
 path = Path(tempfile.mkdtemp()) / "digits.safetensors"
 et.write_file(path, result)  # and checks that the file gives back every level, bit by bit

@@ -1,7 +1,9 @@
 """What the trainer asks of a data set, and the check that it gets it."""
 
+import hashlib
 import math
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -12,6 +14,9 @@ from numpy.typing import NDArray
 from elsa_train._errors import BadData, TrainError
 
 Split = Literal["train", "test"]
+SPLITS: tuple[Split, ...] = ("train", "test")
+SAMPLE = 64
+"""Examples of each split that stand for all of them, where nothing better is known."""
 
 
 class Data(Protocol):
@@ -79,8 +84,41 @@ class ArrayData:
         images, labels = self._arrays(split)
         return images[indices], labels[indices]
 
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Return what tells these arrays from others."""
+        return _identity(self, [*self.train, *self.test])
+
     def _arrays(self, split: Split) -> tuple[NDArray[Any], NDArray[np.int32]]:
         return self.train if split == "train" else self.test
+
+
+def identity_of(data: Data) -> dict[str, Any]:
+    """Return what tells data from others, as JSON: its own `identity`, or a look at some of it.
+
+    >>> arrays = np.zeros((2, 8, 8, 1), np.uint8), np.zeros(2, np.int32)
+    >>> data = ArrayData(arrays, arrays, 10, (0.0,), (1.0,))
+    >>> identity_of(data)["data_examples"]
+    [2, 2]
+    """
+    own = getattr(data, "identity", None)
+    if own is not None:
+        return dict(own)
+    seen: list[NDArray[Any]] = []
+    for split in SPLITS:
+        size = data.size(split)
+        indices = np.linspace(0, size - 1, min(size, SAMPLE)).astype(np.int64)
+        seen += take_batch(data, split, indices, 0)
+    return _identity(data, seen)
+
+
+def _identity(data: Data, arrays: Sequence[NDArray[Any]]) -> dict[str, Any]:
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(f"{array.dtype} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).view(np.uint8).reshape(-1).data)
+    sizes = [int(data.size(split)) for split in SPLITS]
+    return {"data_examples": sizes, "data_sha256": digest.hexdigest()}
 
 
 def check_data(name: str, data: Any) -> Data:

@@ -4,7 +4,6 @@ All is done after a step of the optimizer: what is frozen gets its bits back, wh
 to zero. Masking gradients would not do, as momentum and weight decay move weights without any.
 """
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
@@ -23,7 +22,7 @@ from elsa_train._errors import (
     InfeasibleTraining,
     TrainError,
 )
-from elsa_train._levels import Level, check_blocks, check_levels, parse_levels
+from elsa_train._levels import Level, check_blocks, check_budget, check_levels, parse_levels
 from elsa_train._schedule import Schedule
 from elsa_train.torch import _bits
 from elsa_train.torch._file import write_file
@@ -33,8 +32,6 @@ from elsa_train.torch._select import keys, select, select_blocks
 Score = Callable[[nn.Parameter], Tensor]
 Evaluate = Callable[[], Mapping[str, Any]]
 NOW = Schedule(0, 0, 1)
-SHORT_OF = 0.99
-"""Part of its budget that a level should have."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +180,8 @@ class Nesting:
     def freeze(self, evaluate: Evaluate = dict) -> FrozenLevel:
         """End the level: what is not zero keeps its value from now on, with its counter in it.
 
-        `evaluate` measures the level, which the module then is.
+        `evaluate` measures the level, which the module then is. A level that misses its budget by
+        more than 0.1 % of all weights is refused (`MissedBudget`), and nothing is frozen.
         """
         level, schedule = self.level, self.schedule
         if schedule is None:
@@ -195,10 +193,10 @@ class Nesting:
             )
         self._check_frozen(f"while level {level.name} was made")
         t = len(self.frozen) + 1
+        self._check_level(level)
         for name, p in self.params.items():
-            check_finite(name, p)
             n = self.counters[name]
-            stored = _bits.flush(p.detach().to(self._stored_dtype(p)), self.bits)
+            stored = self._stored(p)
             new = (n == 0) & _bits.is_nonzero(stored)
             value = _bits.embed(stored, t, self.bits).to(p.dtype)
             p.copy_(torch.where(new, value, torch.where(n == 0, torch.zeros_like(p), p)))
@@ -237,8 +235,7 @@ class Nesting:
         self._check_frozen("after the last level")
         for name, p in self.params.items():
             check_finite(name, p)
-            stored = _bits.flush(p.detach().to(self._stored_dtype(p)), self.bits)
-            dense = _bits.embed(stored, 0, self.bits).to(p.dtype)
+            dense = _bits.embed(self._stored(p), 0, self.bits).to(p.dtype)
             p.copy_(torch.where(self.counters[name] == 0, dense, p))
         tensors, aliases = self._tensors()
         write_file(
@@ -367,6 +364,28 @@ class Nesting:
     def _stored_dtype(self, p: Tensor) -> torch.dtype:
         return self.dtype or p.dtype
 
+    def _stored(self, p: Tensor) -> Tensor:
+        """The values to store; what a counter could make denormal is zero."""
+        return _bits.flush(p.detach().to(self._stored_dtype(p)), self.bits)
+
+    def _check_level(self, level: Level) -> None:
+        """Refuse, before it is frozen, a level without the weights that it was to have."""
+        for name, p in self.params.items():
+            check_finite(name, p)
+        nonzero = sum(
+            int(((self.counters[n] > 0) | _bits.is_nonzero(self._stored(self.params[n]))).sum())
+            for n in self.prunable
+        )
+        check_budget(
+            level,
+            nonzero,
+            self._budget(level),
+            sum(p.numel() for p in self.params.values()),
+            len(self.params),
+            "where there are fewer, they are exactly zero: train before freeze, or give fresh=, "
+            "which reinitializes weights that stayed at zero",
+        )
+
     def _budget(self, level: Level) -> int:
         sizes = [sum(self.params[n].numel() for n in group) for group in self._groups]
         return sum(kept_count(1 - level.density, size) for size in sizes)
@@ -418,13 +437,6 @@ class Nesting:
 
     def _record(self, level: Level) -> FrozenLevel:
         kept = {n: int((c > 0).sum()) for n, c in self.counters.items()}
-        pruned, budget = sum(kept[n] for n in self.prunable), self._budget(level)
-        if pruned < SHORT_OF * budget:
-            warnings.warn(
-                f"level {level.name}: keeps {pruned} weights, its budget is {budget}; the others "
-                "are exactly zero",
-                stacklevel=4,  # past the decorator of freeze
-            )
         nonzero = sum(kept.values())
         buffers = {name: b.detach().clone() for name, b in buffers_of(self.model).items()}
         total = sum(p.numel() for p in self.params.values())

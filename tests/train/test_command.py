@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from test_resume import ARGUMENTS
 
 import elsa_format
+from elsa_format.cli import install_command
 from elsa_train import _report
 from elsa_train._cli import train
 from elsa_train._errors import BadRecipe
@@ -74,6 +75,7 @@ def test_help_is_light_and_lists_recipes_and_values():
         (["digits", "--dataset", "nowhere:load"], "nowhere"),
         (["digits", "--seed", "-1"], "--seed"),
         (["digits", "-o", "\udcff"], "not UTF-8"),
+        (["digits", "-o", "-"], "standard output"),
         (["digits", "--processes", "2"], "--coordinator"),
         (["digits", "--coordinator", "here", "--processes", "2"], "host:port"),
         (["digits", "--coordinator", "here:1", "--processes", "2", "--process", "2"], "from 0"),
@@ -131,7 +133,8 @@ def test_without_matplotlib_only_the_plot_is_missing(two_seeds, monkeypatch):
     again = CliRunner().invoke(train, words)
     assert again.exit_code == 0, again.output
     assert (folder / "table.md").read_text() in again.output
-    assert "no plot: matplotlib is not installed; pip install 'elsa-format[plot]'" in again.output
+    advice = f"no plot: matplotlib is not installed; run: {install_command('plot')}"
+    assert advice in again.output
     quiet = CliRunner().invoke(train, [*words, "-q"])
     assert (quiet.exit_code, quiet.output) == (0, "")
 
@@ -154,7 +157,7 @@ def test_without_jax_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "jax", None)
     found = CliRunner().invoke(train, ["digits"])
     assert found.exit_code == 1
-    assert found.output == "error: training needs jax; pip install 'elsa-format[train]'\n"
+    assert found.output == f"error: training needs jax; run: {install_command('train')}\n"
 
 
 def test_without_jaxpruner_it_says_where_it_is(monkeypatch, tmp_path):
@@ -284,3 +287,30 @@ def test_table_shows_mean_and_deviation():
     lines = _report.table(rows).splitlines()
     assert lines[2] == "| 90% | 89.8000% | 91.00 ± 1.00 | 80.00 ± 0.00 |"
     assert lines[3] == "| dense |  | 98.00 ± 0.00 |  |"
+
+
+@pytest.mark.parametrize("url", ["gs://bucket/run", "s3://bucket/run", "file:///tmp/run"])
+def test_an_object_store_is_no_folder(url, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = CliRunner().invoke(train, ["digits", "-o", url])
+    assert found.exit_code == 2
+    assert f"--output {url}: checkpoints need a folder" in found.output
+    assert os.listdir(tmp_path) == []
+
+
+def test_hosts_that_jax_finds_by_itself(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *words: asked.append(words))
+    words = ["digits", "-o", str(tmp_path / "run"), "--batch-size", "5000", "--distributed"]
+    assert CliRunner().invoke(train, words).exit_code == 2  # too large a batch, seen later
+    assert asked == [()]
+    found = CliRunner().invoke(train, [*words, "--coordinator", "here:1234"])
+    assert "leave out --coordinator" in found.output
+
+    def fail():
+        raise ValueError("coordinator_address should be defined.")
+
+    monkeypatch.setattr(jax.distributed, "initialize", fail)
+    found = CliRunner().invoke(train, words)
+    assert found.exit_code == 1
+    assert "--distributed: JAX finds no hosts here (coordinator_address" in found.output

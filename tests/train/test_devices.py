@@ -6,9 +6,12 @@ import socket
 import subprocess
 
 import pytest
+from click.testing import CliRunner
 from test_resume import command
 
 import elsa_format
+from elsa_train._checkpointing import Checkpoints
+from elsa_train._cli import train
 
 SHORTER = ["--epochs", "1", "--sparsify-epochs", "0.5", "--densify-epochs", "0.2", "--levels", "80"]
 
@@ -37,6 +40,26 @@ def test_four_devices_train_and_reproduce_their_file(four):
     """The run itself compares every level of its file with its freeze, bits and accuracy."""
     elsa_format.verify(four / "seed-0" / "model.safetensors")
     assert accuracies(four).keys() == {"80%", "dense"}
+
+
+def test_a_run_stopped_after_a_level_ends_on_other_devices(tmp_path, monkeypatch):
+    """The bits are equal, the loss of them is not: its sums are taken in another order."""
+    save = Checkpoints.save
+
+    def die(self, progress, phase=None):
+        save(self, progress, phase)
+        if progress.done == 1 and phase is None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Checkpoints, "save", die)
+    monkeypatch.chdir(tmp_path)
+    words = command(tmp_path, *SHORTER)[3:]
+    assert CliRunner().invoke(train, words).exit_code == 130
+    run = subprocess.run(
+        command(tmp_path, *SHORTER), env=environment(8), capture_output=True, text=True, timeout=300
+    )
+    assert run.returncode == 0, run.stderr
+    assert "resumed after" in run.stderr
 
 
 def test_two_processes_write_one_file(four, tmp_path):

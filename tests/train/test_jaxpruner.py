@@ -37,7 +37,7 @@ def like(rng, p):
     return jnp.asarray(rng.normal(size=p.shape), p.dtype)
 
 
-def train(rules):
+def train(rules, levels):
     """Run Algorithm 2 with one rule per level, the weights moving at random in between."""
     waiting = iter(rules)
 
@@ -52,7 +52,6 @@ def train(rules):
             params = apply_mask(_method.apply_updates(params, noise, counters), kept)
         return Network(params)
 
-    levels = parse_levels([f"{95 - 10 * i}" for i in range(len(rules))])
     return multi_level(Network(PARAMS), levels, sparsify)
 
 
@@ -71,7 +70,7 @@ def test_real_updaters_keep_frozen_weights_and_reach_their_target(jaxpruner, nam
     scope = Scope(kind)
     levels = parse_levels("1:8,1:4,2:4" if kind == "nm" else "90,75,50")
     updaters = [make_updater(name, scope, level, Schedule(0, 6, 3)) for level in levels]
-    result = train(jaxpruner_rules(updaters, PARAMS, STEPS))
+    result = train(jaxpruner_rules(updaters, PARAMS, STEPS), levels)
     for level, frozen in zip(levels, result.levels, strict=True):
         assert frozen.nonzero == 8 + sum(scope.budgets(PARAMS, level))
 
@@ -202,7 +201,7 @@ def stand_in(monkeypatch):
 
 def test_the_interface_alone_is_enough(stand_in):
     updaters = [Magnitude(OneShot(), None, sparsity) for sparsity in (0.9, 0.5)]
-    result = train(jaxpruner_rules(updaters, PARAMS, STEPS))
+    result = train(jaxpruner_rules(updaters, PARAMS, STEPS), parse_levels("90,50"))
     assert [frozen.nonzero for frozen in result.levels] == [8 + 58 + 13, 8 + 288 + 64]
 
 

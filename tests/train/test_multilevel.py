@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import elsa_format
-from elsa_train import Network, _method, multi_level, parse_levels, write_file
-from elsa_train._errors import FrozenWeightChanged, InfeasibleTraining
+from elsa_train import Network, _method, multi_level, nest, parse_levels, write_file
+from elsa_train._errors import FrozenWeightChanged, InfeasibleTraining, MissedBudget
+from elsa_train._levels import check_sparsity
 from elsa_train._schedule import Schedule
 from elsa_train._sparsify import Pruner, Scope, apply_mask
 
@@ -67,7 +68,10 @@ def test_intermediate_densify_can_be_left_out():
         calls.append(level.name)
         return network
 
-    multi_level(NETWORK, parse_levels("90,75,50"), one_shot, densify, densify_between=False)
+    def sparsify(network, counters, level):  # begins dense by itself
+        return one_shot(jitter(network, counters, level), counters, level)
+
+    multi_level(NETWORK, parse_levels("90,75,50"), sparsify, densify, densify_between=False)
     assert calls == ["50%"]
 
 
@@ -112,3 +116,61 @@ def test_infeasible_levels_are_refused_before_any_routine():
 
     with pytest.raises(InfeasibleTraining):
         multi_level(NETWORK, parse_levels("50,90"), never)
+
+
+def prune_less(network, counters, level):
+    (less,) = parse_levels("70")
+    return one_shot(network, counters, less)
+
+
+@pytest.mark.parametrize("scope", [SCOPE, None], ids=["scope", "no scope"])
+@pytest.mark.parametrize(
+    ("sparsify", "densify", "wrong"),
+    [
+        (lambda network, counters, level: network, jitter, "level 90%"),  # forgot its mask
+        (prune_less, jitter, "level 90%"),
+        (one_shot, lambda network, counters, level: network, "level 50%"),  # nothing new to keep
+    ],
+    ids=["dense", "too dense", "too sparse"],
+)
+def test_levels_that_miss_their_sparsity_are_refused(scope, sparsify, densify, wrong):
+    seen = []
+    with pytest.raises(MissedBudget, match=f"{wrong}: has"):
+        multi_level(
+            NETWORK,
+            parse_levels("90,50"),
+            sparsify,
+            densify,
+            scope=scope,
+            evaluate=lambda network: seen.append(network) or {},
+        )
+    assert len(seen) == (wrong == "level 50%")  # before anything is measured
+
+
+def test_joint_levels_that_miss_their_sparsity_are_refused():
+    levels = parse_levels("90,50")
+    everything = jax.tree.map(lambda p: jnp.ones(p.shape, jnp.uint8), PARAMS)
+    for scope in (SCOPE, None):
+        with pytest.raises(MissedBudget, match="level 90%"):
+            nest(Network(PARAMS), everything, levels, scope=scope)
+
+
+def test_a_scope_that_prunes_nothing_is_refused_before_any_routine():
+    with pytest.raises(InfeasibleTraining, match="no tensor matches"):
+        multi_level(NETWORK, parse_levels("90"), None, scope=Scope(prune="nothing"))
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        [((100, 100), 1000), ((100,), 0), ((100,), 93)],  # biases left at zero
+        [((100, 100), 1000), ((500, 100), 50_000)],  # embeddings, not pruned
+        [((100, 100), 1000), ((500, 100), 49_900)],  # with a row of zeros
+        [((100, 100), 750), ((20, 100), 450)],  # by magnitudes of all
+        [((100, 100), 600), ((600,), 400), ((40, 10), 400)],  # one of them is kept entirely
+        [((7,), 1)],  # at least one weight is kept
+    ],
+    ids=str,
+)
+def test_levels_that_some_scope_explains_pass(tensors):
+    check_sparsity(parse_levels("90")[0], tensors)

@@ -7,7 +7,16 @@ import pytest
 from flax import linen, nnx
 
 import elsa_format
-from elsa_train import Network, Pruner, Schedule, Scope, multi_level, parse_levels, write_file
+from elsa_train import (
+    Network,
+    Pruner,
+    Schedule,
+    Scope,
+    multi_level,
+    parse_levels,
+    revive,
+    write_file,
+)
 from elsa_train._errors import TrainError
 from elsa_train._tree import flatten
 
@@ -28,6 +37,8 @@ class Net(nnx.Module):
 
 
 def one_shot(network, counters, level):
+    anew = jax.tree.map(lambda p: jnp.full_like(p, 0.5), network.params)
+    network = network._replace(params=revive(network.params, anew, counters))
     kept = Pruner(Scope(), level, Schedule(0, 0, 1)).mask(network.params, None, counters, 0)
     return network._replace(params=jax.tree.map(lambda p, k: p * k, network.params, kept))
 

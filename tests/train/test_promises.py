@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from conftest import tiny
 
-from elsa_train import FrozenLevel, Level, Network, Pruner, Schedule, Scope
+from elsa_train import Level, Network, Pruner, Schedule, Scope
 from elsa_train._errors import BadRecipe, InfeasibleTraining, MissedBudget
 from elsa_train._folder import Output
 from elsa_train._method import count_nonzero
+from elsa_train._multilevel import _check_level
 from elsa_train._plan import Plan
 from elsa_train._report import Reporter, table
 from elsa_train._run import Run, run_seed
-from elsa_train._training import check_budget
 from elsa_train._wide import whole
 
 LEVEL = Level("1%", 0.01)
@@ -23,7 +23,7 @@ LEVEL = Level("1%", 0.01)
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    return Run(tiny(levels="1"), 0, Output(tmp_path_factory.mktemp("run")), Reporter())
+    return Run(tiny(levels="1%"), 0, Output(tmp_path_factory.mktemp("run")), Reporter())
 
 
 def test_weights_behind_a_silent_channel_are_drawn_anew(run):
@@ -44,16 +44,15 @@ def test_weights_behind_a_silent_channel_are_drawn_anew(run):
     kept = [reached.network.params["conv2"]["kernel"][..., :3] for reached in reached]
     assert np.array_equal(*kept)
     assert np.count_nonzero(kept[0]) > 0.9 * kept[0].size
-    check_budget(run, FROZEN, reached[0].network)
+    _check_level(LEVEL, reached[0].network.params, run.scope, np.dtype("float32"))
     silent = plan.__class__(3, "train", 4, 0.01, 0)
     network = trainer.run(silent, start, n, *IGNORE).network
     assert not np.any(network.params["conv2"]["kernel"][..., :3])
-    with pytest.raises(MissedBudget, match=r"level 1%: keeps \d+ prunable weights, its budget"):
-        check_budget(run, FROZEN, network)
+    with pytest.raises(MissedBudget, match=r"level 1%: has \d+ nonzero prunable weights, expected"):
+        _check_level(LEVEL, network.params, run.scope, np.dtype("float32"))
 
 
 IGNORE = (lambda report: None, lambda plan, phase: None)
-FROZEN = FrozenLevel(LEVEL, 0, 0.0, {}, "", ())
 
 
 def test_dense_is_the_last_level_if_that_is_better_on_held_out_images(run, monkeypatch):
@@ -72,7 +71,7 @@ def test_dense_is_the_last_level_if_that_is_better_on_held_out_images(run, monke
 
 def test_the_last_densification_has_a_rate_of_its_own(run, tmp_path):
     recipe = dataclasses.replace(
-        run.recipe, levels="5,1", densify_factor=1, densify_between_factor=0.25
+        run.recipe, levels="5%,1%", densify_factor=1, densify_between_factor=0.25
     )
     plans = Run(recipe, 0, Output(tmp_path), run.reporter).plans()
     peak = plans[0].peak
@@ -99,7 +98,7 @@ def test_the_zeros_of_a_dense_network_that_is_the_last_level_are_told(tmp_path, 
 
 
 def test_what_is_held_out_is_never_trained_on_and_the_same_for_every_seed(run, tmp_path):
-    other = Run(tiny(levels="1"), 1, Output(tmp_path), Reporter()).trainer
+    other = Run(tiny(levels="1%"), 1, Output(tmp_path), Reporter()).trainer
     held = run.trainer._indices["validation"]
     assert np.array_equal(held, other._indices["validation"])
     assert len(held) == run.trainer.size("validation") == 72

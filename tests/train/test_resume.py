@@ -1,5 +1,6 @@
 """Kill, stop, diverge: a run resumes to the same bits, and never keeps a broken state."""
 
+import re
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 from conftest import TINY
 
+from elsa_train._checkpointing import StopSignal
 from elsa_train._cli import train
 
 SHORT = {**TINY, "epochs": 1.0, "sparsify_epochs": 1.0, "levels": "90,80"}
@@ -99,15 +101,57 @@ def test_sigterm_saves_and_only_the_same_command_resumes(whole, tmp_path):
     assert (tmp_path / "seed-0" / "model.safetensors").read_bytes() == whole
 
 
-def test_ctrl_c_ends_it_and_what_was_saved_stays(tmp_path):
-    run = start(tmp_path, "--epochs", "1000")
-    assert wait_for(run, tmp_path, 2)
+def test_ctrl_c_saves_and_the_same_command_resumes_at_that_step(whole, tmp_path):
+    every = ("--checkpoint-every", "1000")  # nothing is saved within a phase but by the signal
+    run = start(tmp_path, *every)
+    metrics = tmp_path / "seed-0" / "metrics.jsonl"
+    while run.poll() is None and not (metrics.exists() and metrics.stat().st_size):
+        time.sleep(0.01)
     run.send_signal(signal.SIGINT)
     code, _, err = finish(run)
-    assert code == 130
+    assert code == 130, err
     assert "Traceback" not in err
-    found = [path.name for path in (tmp_path / "seed-0" / "checkpoints").iterdir()]
-    assert any(name.isdigit() for name in found)
+    assert "stopping after this step, to save; Ctrl-C again ends at once" in err
+    stopped = re.search(r"stopped at step (\d+) of .*saved; run the same command to resume", err)
+    assert stopped
+    code, _, err = finish(start(tmp_path, *every))
+    assert code == 0, err
+    assert int(re.search(r"resumed after (\d+) steps", err)[1]) >= int(stopped[1]) > 0
+    assert (tmp_path / "seed-0" / "model.safetensors").read_bytes() == whole
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_second_signal_ends_at_once_even_what_hangs_outside_of_python(number):
+    code = """
+import ctypes
+from elsa_format import _start
+_start.end_on_signals()
+from elsa_train._checkpointing import StopSignal
+lock, mutex = ctypes.CDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(256)
+with StopSignal():
+    lock(mutex)
+    print("ready", flush=True)
+    lock(mutex)  # for ever: no signal breaks it off
+"""
+    run = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert run.stdout.readline() == "ready\n"
+    run.send_signal(number)
+    time.sleep(0.2)
+    assert run.poll() is None
+    run.send_signal(number)
+    run.communicate(timeout=30)
+    assert run.returncode == 128 + number
+
+
+def test_signals_are_remembered_once_and_given_back():
+    before = signal.getsignal(signal.SIGINT)
+    with StopSignal(quiet=True) as stop:
+        signal.raise_signal(signal.SIGINT)
+        assert stop.agreed(1)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert stop.interrupted("stopped").exit_code == 130
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -8,14 +8,17 @@ import shutil
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from PIL import Image
 from test_resume import ARGUMENTS
 
-from elsa_train import _training
+from elsa_train import _run, _training
 from elsa_train._checkpointing import _record
 from elsa_train._cli import train
 from elsa_train._files import replacing
 from elsa_train._levels import parse_levels
 from elsa_train._multilevel import FrozenLevel, without_state
+from elsa_train.data import load
+from elsa_train.data.protocol import identity_of
 
 WORDS = ["digits", *ARGUMENTS, "--levels", "80", "--plot", "none", "--train-images", "128"]
 WORDS += ["--checkpoint-every", "1"]
@@ -97,6 +100,65 @@ def test_settings_in_the_folder_name_no_code(folder):
     assert refused.exit_code == 2
     assert "other settings" in refused.output
     assert not (folder / "stolen").exists()
+
+
+def write_images(root, value):
+    for split in ("train", "val"):
+        for name in ("a", "b"):
+            (root / split / name).mkdir(parents=True, exist_ok=True)
+            for number in range(2):
+                image = Image.new("RGB", (8, 8), (value, number, 0))
+                image.save(root / split / name / f"{number}.png")
+
+
+def test_data_is_known_again_wherever_it_is(tmp_path):
+    for name in ("one", "two", "other"):
+        write_images(tmp_path / name, 7)
+    larger = Image.effect_noise((16, 16), 9)
+    larger.save(tmp_path / "other" / "train" / "a" / "0.png")
+    one, two, other = (load("imagefolder", tmp_path / n) for n in ("one", "two", "other"))
+    assert identity_of(one) == identity_of(two)
+    assert identity_of(one) != identity_of(other)
+    (tmp_path / "two" / "train" / "a" / "0.png").rename(tmp_path / "two" / "train" / "a" / "9.png")
+    assert identity_of(load("imagefolder", tmp_path / "two")) != identity_of(one)
+    digits = load("digits", "")
+    images, labels = digits.train
+    changed = dataclasses.replace(digits, train=(images, np.roll(labels, 1)))
+    assert identity_of(changed) != identity_of(digits)
+
+    class Own:  # without an identity: some of it is looked at
+        def __init__(self, data):
+            self.size, self.shape, self.batch = data.size, data.shape, data.batch
+            self.num_classes = data.num_classes
+
+    assert identity_of(Own(digits)) == identity_of(Own(load("digits", "")))
+    assert identity_of(Own(digits)) != identity_of(Own(changed))
+
+
+def test_a_run_is_not_resumed_on_changed_data_unless_asked(folder, monkeypatch):
+    before = files(folder)
+    # Where the data is does not matter, what it is does.
+    assert again(folder, "--data-dir", "moved").exit_code == 0
+    assert files(folder) == before
+    images, labels = load("digits", "").train
+    changed = dataclasses.replace(load("digits", ""), train=(images, np.roll(labels, 1)))
+    monkeypatch.setattr(_run, "load", lambda name, source: changed)
+    assert "holds a run on other data (data_sha256 was" in again(folder).output
+    unfinish(folder)
+    refused = again(folder)
+    assert refused.exit_code == 2
+    assert "or --changed-data to resume, or --force to start over" in refused.output
+    assert again(folder, "--changed-data").exit_code == 0
+    assert (folder / "model.safetensors").exists()
+
+
+def test_a_run_of_an_earlier_version_that_does_not_know_its_data_is_left_alone(folder):
+    path = folder / "results.json"
+    found = json.loads(path.read_text())
+    assert found["settings"].pop("data_sha256")
+    assert found["settings"].pop("data_examples") == [1437, 360]
+    path.write_text(json.dumps(found))
+    assert again(folder).exit_code == 0
 
 
 def unfinish(folder):

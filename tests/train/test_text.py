@@ -129,7 +129,7 @@ def test_a_text_of_ones_own(tmp_path, method):
     assert code == 0, said
     text.write_bytes(TEXT[1:])
     code, said = run(*options)
-    assert (code, "other settings" in said) == (2, True), said
+    assert (code, "a run on other data (text_bytes was" in said) == (2, True), said
 
 
 @pytest.mark.parametrize("name", ["none.txt", ".", "/dev/zero"])
