@@ -1,4 +1,7 @@
-"""`python -m benchmarks`: measure every row, print the table, write it to docs/benchmarks.md."""
+"""`python -m benchmarks`: measure every row, print the table, write it to docs/benchmarks.md.
+
+Pictures of the tables, and what other pages repeat of them, follow from that page.
+"""
 
 import argparse
 import subprocess
@@ -11,6 +14,7 @@ from benchmarks import delivery, growth, inference, kernels, layouts, load, pack
 from benchmarks._files import Files
 from benchmarks._machine import describe
 from benchmarks._rows import MIB, Result, Unavailable, always_fresh_memory, chosen, measure
+from benchmarks.copies import repeat
 from benchmarks.plots import draw
 
 PAGE = Path("docs/benchmarks.md")
@@ -79,6 +83,7 @@ def main() -> None:
         output.write_text("\n".join(lines) + "\n", "utf-8")
         if output == PAGE:
             draw(PAGE)
+            repeat(Path())
 
 
 def run(patterns: list[str], files: Files, seconds: float) -> list[str]:

@@ -60,7 +60,7 @@ class Coded:
             at = 0
             for data, sizes in joined:
                 words = self.out[at : at + (1 << BLOCK)]
-                decode_nested(data, sizes, 1, words, self.dtype, self.bits, self.levels, "")
+                decode_nested(data, sizes, 1, words, self.dtype, self.bits, self.levels)
                 at += words.size
 
         return decode, sum(data.size for data, _ in joined)

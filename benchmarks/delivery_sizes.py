@@ -42,9 +42,8 @@ MODELS = {
 }
 FASHION = Path("/usr/share/datasets/fashion-mnist")
 """Where Debian's dataset-fashion-mnist is; without it there is no such row."""
-DIGITS = "digits, trained levels"
 TRAINED = {
-    DIGITS: "digits --epochs 12 --sparsify-epochs 12 --densify-epochs 6",  # as in the demo
+    "digits, trained levels": "digits --epochs 12 --sparsify-epochs 12 --densify-epochs 6",
     "digits, 50 trained levels": (
         "digits --levels 99..50 --epochs 12 --sparsify-epochs 3 --densify-epochs 1"
     ),
@@ -98,9 +97,7 @@ def by_others(raw: bytes, dtype: str) -> dict[str, float]:
 
 
 def trained(name: str) -> Path:
-    """A network with trained levels: that of `make demo`, or trained here, once."""
-    if name == DIGITS and (made := ROOT / "demo-out" / "net.safetensors").exists():
-        return made
+    """A network with trained levels, trained here, once."""
     run = ROOT / ".cache" / "trained" / name.replace(", ", "-").replace(" ", "-")
     if not (made := run / "seed-0" / "model.safetensors").exists():
         program = str(Path(sys.executable).parent / "elsa-train")

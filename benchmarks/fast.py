@@ -2,8 +2,8 @@
 
     python benchmarks/fast.py [--tables networks,memory] [--only RESNET] [--seconds 2] [--quick]
 
-prints every table of docs/fast.md, and its example of the commands, in about ten minutes;
-`--page docs/fast.md` puts them there.
+prints the tables of "Fast levels" in docs/benchmarks.md, and the example of docs/fast.md, in about
+ten minutes. `make bench` puts them there.
 """
 
 import argparse
@@ -293,7 +293,7 @@ def times_of_rivals(net: Network, folder: Path, seconds: float) -> dict[str, flo
 
 
 def example(seconds: float, only: str, quick: bool) -> Rows:
-    """The commands of the page, run: a ResNet-50-shaped network, every layer alike."""
+    """The commands of docs/fast.md, run: a ResNet-50-shaped network, every layer alike."""
     net = NETWORKS[MLP if quick else RESNET]()
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
@@ -339,7 +339,6 @@ def main() -> None:
     parser.add_argument("--tables", default=",".join(TABLES), help="of " + ", ".join(TABLES))
     parser.add_argument("--only", default="", help="part of a network's or model's name")
     parser.add_argument("--quick", action="store_true", help="few networks, short")
-    parser.add_argument("--page", type=Path, help="where to replace the tables")
     options = parser.parse_args()
     if find_library() is None:
         sys.exit("the sparse operators were not built, for want of a C compiler")
@@ -350,23 +349,10 @@ def main() -> None:
         f" and ONNX {onnx.__version__}.",
     )
     for name in options.tables.split(","):
-        table, rows = TABLES[name], []
+        table = TABLES[name]
         print(f"\n**{name}**: {' '.join((table.__doc__ or '').split())}\n", flush=True)
         for row in table(0.2 if options.quick else options.seconds, options.only, options.quick):
-            rows.append(row)
             print(row, flush=True)
-        if options.page:
-            put(options.page, name, "\n".join(rows).strip())
-
-
-def put(page: Path, name: str, table: str) -> None:
-    """Replace a table of a page, between the comments that mark it."""
-    begin, end = f"<!-- benchmarks/fast.py: {name} -->\n", "<!-- end -->"
-    before, found, rest = page.read_text("utf-8").partition(begin)
-    _, also, after = rest.partition(end)
-    if not found or not also:
-        sys.exit(f"{page} has no place for {name}")
-    page.write_text(f"{before}{begin}{table}\n{end}{after}", "utf-8")
 
 
 if __name__ == "__main__":

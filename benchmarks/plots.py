@@ -1,9 +1,10 @@
 """`python -m benchmarks.plots`: pictures of the tables in docs/benchmarks.md, beside it in images/.
 
 Each table that has a target becomes bars, as long as what was measured is of what was allowed; the
-tables of speed-ups and of bytes to each level become bars of their own.
+table of bytes to each level becomes bars of its own, that of speed-ups dots on a logarithmic axis.
 """
 
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,17 +20,22 @@ RIGHT = int(LEFT + MOST * WIDTH) + 8
 STYLE = """\
   <style>
     text { font: 12px system-ui, sans-serif; fill: #57606a }
-    .title { font-weight: 600 } .end { text-anchor: end }
+    .title { font-weight: 600 } .end { text-anchor: end } .middle { text-anchor: middle }
     .axis { stroke: #8c959f } .grid { stroke: #8c959f; stroke-dasharray: 2 3 }
-    .c4 { fill: #0a3069 }
     .c1 { fill: #0969da } .c2 { fill: #54aeff } .c3 { fill: #b6e3ff } .c0 { fill: #d8dee4 }
     .missed { fill: #bf5b00 }
-    @media (prefers-color-scheme: dark) { text { fill: #9aa4ae } .c0 { fill: #444c56 } }
+    .s0 { fill: #b6d4f5 } .s1 { fill: #6cacf0 } .s2 { fill: #2a7de1 } .s3 { fill: #0b4fa8 }
+    .s4 { fill: #07264f }
+    @media (prefers-color-scheme: dark) {
+      text { fill: #9aa4ae } .c0 { fill: #444c56 }
+      .s0 { fill: #1d4675 } .s1 { fill: #2c6cb3 } .s2 { fill: #4c99e6 } .s3 { fill: #8fc5fb }
+      .s4 { fill: #dff0ff }
+    }
   </style>
 """
 
 
-SHADES = ("c0", "c3", "c2", "c1", "c4")
+SHADES = ("s0", "s1", "s2", "s3", "s4")
 """From few zeros to many."""
 
 
@@ -123,25 +129,83 @@ def against_targets(found: list[Table]) -> Picture:
     return picture
 
 
-def speed_ups(found: list[Table]) -> Picture:
+class Dots:
+    """Lines of dots on one logarithmic axis: a label, its numbers, and the dots below them."""
+
+    WIDTH, LEFT, RIGHT, LINE = 560, 20, 540, 36
+    """Pixels. Narrow, so that it can be read on a phone."""
+
+    def __init__(self, about: str, values: list[float]) -> None:
+        self.about, self.y, self.parts, self.middles = about, 8, list[str](), list[int]()
+        steps = [one * 10.0**power for power in range(-3, 6) for one in (1, 2, 5)]
+        low = max(step for step in steps if step <= min([*values, 1]))
+        high = min(step for step in steps if step >= max([*values, 2]))
+        self.ticks = [step for step in steps if low <= step <= high]
+
+    def x(self, value: float) -> float:
+        """Where a value stands."""
+        first, last = math.log(self.ticks[0]), math.log(self.ticks[-1])
+        return self.LEFT + (self.RIGHT - self.LEFT) * (math.log(value) - first) / (last - first)
+
+    def title(self, text: str, columns: list[str]) -> None:
+        """What the picture shows, what each shade stands for, and the axis."""
+        self.parts.append(f'<text class="title" x="8" y="20">{escape(text)}</text>')
+        for i, (kind, column) in enumerate(zip(SHADES[-len(columns) :], columns, strict=True)):
+            x = 16 + 92 * i
+            self.parts.append(f'<circle class="{kind}" cx="{x}" cy="36" r="5"/>')
+            self.parts.append(f'<text x="{x + 9}" y="40">{escape(column)}</text>')
+        self.y = 70
+
+    def dots(self, label: str, values: list[tuple[str, float]], said: str) -> None:
+        """A line: dots of a class and a value each."""
+        self.y += self.LINE
+        top, middle = self.y - 20, self.y - 6
+        self.middles.append(middle)
+        ends = [self.x(value) for _, value in values]
+        self.parts += [
+            f'<text x="8" y="{top}">{escape(label)}</text>',
+            f'<text class="end" x="{self.WIDTH - 8}" y="{top}">{escape(said)}</text>',
+            f'<line class="axis" x1="{min(ends):.1f}" x2="{max(ends):.1f}" y1="{middle}" '
+            f'y2="{middle}"/>',
+            *(
+                f'<circle class="{kind}" cx="{x:.1f}" cy="{middle}" r="5"/>'
+                for (kind, _), x in zip(values, ends, strict=True)
+            ),
+        ]
+
+    def svg(self, grid: bool = False) -> str:
+        """The picture; the line at 1 is the dense network."""
+        lines = list[str]()
+        for tick in self.ticks:
+            kind, x = "axis" if tick == 1 else "grid", f"{self.x(tick):.1f}"
+            strokes = "".join(f"M{x} {y - 6}v12" for y in self.middles)
+            lines.append(f'<text class="middle" x="{x}" y="62">{tick:g} ×</text>')
+            lines.append(f'<path class="{kind}" d="{strokes}"/>')
+        body = "\n".join(f"  {part}" for part in [*lines, *self.parts])
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.WIDTH} {self.y + 8}" '
+            f'width="{self.WIDTH}" role="img" aria-label="{escape(self.about)}">\n'
+            f"{STYLE}{body}\n</svg>\n"
+        )
+
+
+def speed_ups(found: list[Table]) -> Dots:
     """How many times faster networks run."""
-    picture = Picture("How many times faster than the dense network each network runs")
+    about = "How many times faster than the dense network each network runs"
     for _, rows in found:
         columns = [name for name in (rows[0] if rows else ()) if name.endswith("zeros")]
-        if "network" not in (rows[0] if rows else ()) or not columns:
+        if not columns or "network" not in rows[0]:
             continue
-        picture.title("times faster than the dense network, by zeros: " + ", ".join(columns))
-        values = [float(n) for row in rows for c in columns for n in NUMBER.findall(row[c])[:1]]
-        for row in rows:
-            for column, kind in zip(columns, SHADES[-len(columns) :], strict=True):
-                numbers = NUMBER.findall(row[column])
-                if not numbers:
-                    continue
-                threads = row.get("threads", "")
-                label = f"{row['network']}, {threads} thread{'s' * (threads != '1')}"
-                first = label if column == columns[0] else ""
-                picture.bars(first, [(kind, float(numbers[0]) / max(values))], f"{numbers[0]} ×")
-    return picture
+        lines = [(row, [float(NUMBER.findall(row[c])[0]) for c in columns]) for row in rows]
+        picture = Dots(about, [value for _, values in lines for value in values])
+        picture.title("times faster than the dense network (1 ×), on a logarithmic axis", columns)
+        for row, values in lines:
+            threads = row["threads"]
+            label = f"{row['network']}, {threads} thread{'s' * (threads != '1')}"
+            shades = list(zip(SHADES[-len(columns) :], values, strict=True))
+            picture.dots(label, shades, " / ".join(f"{value:.1f}" for value in values))
+        return picture
+    return Dots(about, [])
 
 
 def bytes_to_levels(found: list[Table]) -> Picture:

@@ -1,7 +1,8 @@
 """The benchmarks run, and judge what they measure."""
 
-import importlib
 import json
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +13,10 @@ import pytest
 
 pytest.importorskip("benchmarks", reason="run from the repository")
 
+from benchmarks import copies
 from benchmarks._files import Files
 from benchmarks._rows import Race, Row, measure
-from benchmarks.plots import MOST, WIDTH, draw
+from benchmarks.plots import MOST, WIDTH, Dots, draw, tables
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -51,6 +53,7 @@ def test_a_subject_faster_than_its_own_part_proves_nothing(tmp_path: Path) -> No
     assert judge(tmp_path, 10_000, 100_000, contains_peer=True) is None
 
 
+SVG = "{http://www.w3.org/2000/svg}"
 TABLES = """\
 # Benchmarks
 
@@ -89,35 +92,67 @@ def test_pictures_show_what_a_page_holds(tmp_path: Path) -> None:
 
     def bars(name: str) -> list[tuple[str, float]]:
         tree = ElementTree.parse(tmp_path / "images" / f"{name}.svg")
-        found = tree.iter("{http://www.w3.org/2000/svg}rect")
+        found = tree.iter(f"{SVG}rect")
         return [(bar.attrib["class"], float(bar.attrib["width"]) / WIDTH) for bar in found]
 
     assert bars("benchmarks") == [("c1", pytest.approx(0.6)), ("missed", pytest.approx(MOST))]
-    assert bars("fast") == [
-        (kind, pytest.approx(share)) for kind, share in (("c2", 0.25), ("c1", 0.5), ("c4", 1))
-    ]
+    dots = ElementTree.parse(tmp_path / "images" / "fast.svg").iter(f"{SVG}circle")
+    found = [(dot.attrib["class"], float(dot.attrib["cx"])) for dot in dots][3:]
+    assert [kind for kind, _ in found] == ["s2", "s3", "s4"]
+    first, second, third = (x for _, x in found)
+    assert first == Dots.LEFT
+    assert third - second == pytest.approx(second - first, abs=0.2)  # 1, 2 and 4 times
     shares = {"c1": 0.05, "c2": 0.04, "c3": 0.11, "c0": 0.55}
     assert bars("bytes") == [(kind, pytest.approx(share)) for kind, share in shares.items()]
 
 
-def test_tables_of_fast_levels_have_their_places(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
-    pytest.importorskip("onnxruntime")
-    fast = importlib.import_module("fast")
-    page = tmp_path / "fast.md"
-    page.write_text((REPOSITORY / "docs" / "fast.md").read_text("utf-8"), "utf-8")
-    marks = page.read_text("utf-8").count("<!-- end -->")
-    assert marks == len(fast.TABLES)
-    for name in fast.TABLES:
-        fast.put(page, name, f"table of {name}")
-    after = page.read_text("utf-8")
-    assert after.count("<!-- end -->") == marks
-    for name in fast.TABLES:
-        assert f"fast.py: {name} -->\ntable of {name}\n<!-- end -->\n" in after
+FIGURES = REPOSITORY / "docs" / "benchmarks.md"
+MARKED = re.compile(r"<!-- docs/benchmarks\.md: \w+ -->\n.*?<!-- end -->", re.DOTALL)
+PAGES = [REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md"), REPOSITORY / "js/README.md"]
+
+
+def test_pages_and_pictures_repeat_the_figures_of_the_benchmarks(tmp_path: Path) -> None:
+    docs = shutil.copytree(REPOSITORY / "docs", tmp_path / "docs")
+    shutil.copy(REPOSITORY / "README.md", tmp_path)
+    draw(docs / "benchmarks.md")
+    copies.repeat(tmp_path)
+    for path in [path for path in tmp_path.rglob("*") if path.is_file()]:
+        assert path.read_bytes() == (REPOSITORY / path.relative_to(tmp_path)).read_bytes(), path
     with pytest.raises(SystemExit, match="no place for other"):
-        fast.put(page, "other", "")
+        copies.put(tmp_path / "README.md", "other", "")
+
+
+def test_a_figure_that_is_measured_anew_is_repeated(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    for name in ("README.md", "docs/fast.md", "docs/benchmarks.md"):
+        shutil.copy(REPOSITORY / name, tmp_path / name)
+    page = tmp_path / "docs" / "benchmarks.md"
+    text = page.read_text("utf-8")
+    (row,) = [line for line in text.splitlines() if line.startswith("| masking kernel, F32 |")]
+    (size,) = [line for line in text.splitlines() if line.startswith("| magika | F32 |")]
+    text = text.replace(row, re.sub(r"[\d.]+ ×", "9.87 ×", row, count=1))
+    page.write_text(text.replace(size, re.sub(r"\| [\d.]+ %", "| 0.1 %", size, count=1)), "utf-8")
+    copies.repeat(tmp_path)
+    readme = (tmp_path / "README.md").read_text("utf-8")
+    assert "| masking kernel against memcpy, one thread | 9.87 × |" in readme
+    assert "F32 | 0.1–4.9 % |" in readme
+
+
+def test_no_other_page_has_a_table_of_the_same_rows() -> None:
+    def rows(text: str) -> set[str]:
+        cells = [next(iter(row.values())) for table in tables(text) for row in table.rows]
+        return {re.split(r", \d", cell.replace("`", ""))[0] for cell in cells} - {"dense", ""}
+
+    measured = rows(FIGURES.read_text("utf-8"))
+    for page in PAGES:
+        if page != FIGURES:
+            assert rows(MARKED.sub("", page.read_text("utf-8"))) & measured == set(), page.name
+
+
+def test_the_picture_of_a_delivery_file_has_the_sizes_of_a_real_one() -> None:
+    picture = (FIGURES.parent / "images" / "delivery.svg").read_text("utf-8")
+    (row,) = re.findall(r"\| magika \| F32 \|[^|]*\|(.*)\|.*\|", FIGURES.read_text("utf-8"))
+    assert re.findall(r"[\d.]+ %", picture) == re.findall(r"[\d.]+ %", row)
 
 
 def test_the_page_of_results_has_the_commands_and_the_picture_of_its_tables(tmp_path: Path) -> None:
