@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from elsa_converters._cli import DIM, THREADS, find_onnx
+from elsa_converters._cli import DIM, NEEDS_ONNX, THREADS, find_onnx, show_axes
 from elsa_format.cli import (
     FORCE,
     JSON,
@@ -14,13 +14,16 @@ from elsa_format.cli import (
     SETTINGS,
     VERSION,
     answer,
+    columns,
     reports_errors,
     say,
     show_size,
     table,
+    wrap,
 )
 
 
+@NEEDS_ONNX
 @click.command("bench", context_settings=SETTINGS)
 @click.argument("source", metavar="SRC", type=click.Path())
 @click.option(
@@ -92,10 +95,12 @@ def bench(
         from elsa_format.report import write_report  # takes long to import
 
         write_report(source, target, measured=plain, force=force)
-    answer(json.dumps(plain, indent=2) if as_json else show(rows, metric), printed, force=force)
+    width = columns(printed)
+    text = json.dumps(plain, indent=2) if as_json else show(rows, metric, width)
+    answer(text, printed, force=force)
 
 
-def show(rows: Any, metric: str) -> str:
+def show(rows: Any, metric: str, width: int | None = None) -> str:
     """The rows as a table; a level that no other beats has a star."""
     lines = [["level", "", "sparsity", "size", "download", "memory", "dense", "fast", metric]]
     for row in rows:
@@ -112,7 +117,12 @@ def show(rows: Any, metric: str) -> str:
                 "" if row.quality is None else f"{row.quality:.6g}",
             ]
         )
-    text = table(lines, left=2)
+    notes = [f"* No other level is at least as good in {metric} and time, and better in one."]
+    if not any(row.best for row in rows):
+        notes = [f"No level records {metric}; --metric names another metric."]
+    if rows[0].axes:
+        notes.append(show_axes(rows[0].axes))
     if any(row.fast_seconds is None for row in rows):
-        text += "\n\nThe sparse operators were not built, for want of a C compiler."
-    return text
+        notes.append("The sparse operators were not built, for want of a C compiler.")
+    text = wrap("\n".join(notes), width)
+    return f"{table(lines, left=2, width=width)}\n\n{text}"

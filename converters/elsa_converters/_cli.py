@@ -1,6 +1,7 @@
 """elsa-export: a level, or all of them, as a model of another format."""
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -16,7 +17,9 @@ from elsa_format.cli import (
     SETTINGS,
     VERSION,
     SparsityType,
+    columns,
     level_options,
+    needs_extra,
     one_level,
     progress,
     report,
@@ -25,6 +28,8 @@ from elsa_format.cli import (
     show_size,
     standard_input,
     standard_output,
+    table,
+    wrap,
     written_size,
 )
 
@@ -46,7 +51,7 @@ class LatencyType(click.ParamType):  # type: ignore[type-arg]
 class FastType(SparsityType):
     """A sparsity, or nothing: then it is measured."""
 
-    def convert(self, value: Any, param: Any, ctx: Any) -> bool | float:
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         return value if isinstance(value, bool) else super().convert(value, param, ctx)
 
 
@@ -64,6 +69,11 @@ class AxisType(click.ParamType):  # type: ignore[type-arg]
         return name, int(size)
 
 
+NEEDS_ONNX = needs_extra("onnx", "this command", ["onnx", "onnxruntime"])
+
+MOST_ROWS = 10
+"""Differences of a template that are shown; the error says how many more there are."""
+
 THREADS = click.option(
     "--threads", type=click.IntRange(1), help="Threads of ONNX Runtime to measure with."
 )
@@ -77,6 +87,7 @@ DIM = click.option(
 )
 
 
+@NEEDS_ONNX
 @click.command("export", context_settings=SETTINGS)
 @click.argument("source", metavar="SRC", type=click.Path(allow_dash=True))
 @click.option(
@@ -170,13 +181,15 @@ def export(
     onnx = find_onnx()
     options["sizes"] = dict(sizes)
     layers: list[int] = []
+    timed = fast is True or max_latency is not None
+    axes = onnx.measured_axes(template, options["sizes"]) if timed else {}
     try:
         if max_latency is not None:
-            measured = {name: options[name] for name in ("fast", "threads", "sizes")}
-            found = onnx.level_within(source, template, max_latency, **measured)
-            options["level"] = "dense" if found is None else found
+            measured = {name: options[name] for name in ("fast", "threads", "sizes", "max_bytes")}
+            options["level"] = onnx.level_within(source, template, max_latency, **measured)
         if all_levels:
-            onnx.export_all_levels(source, template, target, level_input=level_input, force=force)
+            given = {"level_input": level_input, "max_bytes": options["max_bytes"]}
+            onnx.export_all_levels(source, template, target, force=force, **given)
             level: Any = "all"
         else:
             with progress("exporting", quiet=quiet) as shown:
@@ -192,13 +205,15 @@ def export(
                 )
     except TemplateMismatch as error:
         if len(error.rows) > 1:
-            say(error.table(), err=True)
+            rows = [["tensor", "template", "ELSA file"], *error.rows[:MOST_ROWS]]
+            say(table(rows, left=3, width=columns(err=True)), err=True)
         raise
     size = None if target == "-" else written_size(target)
     summary = f"{target}: {'all levels' if all_levels else f'level {level}'}"
     summary += ", {} of {} layers sparse".format(*layers) if layers else ""
     summary += "" if size is None else f", {show_size(size)}"
     summary += f" beside {source}" if all_levels else ""
+    summary += "\n" + wrap(show_axes(axes), columns(err=True)) if axes else ""
     report(
         {"level": level, "size": size} | ({"sparse_layers": layers[0]} if layers else {}),
         summary if target != "-" else "",
@@ -206,6 +221,12 @@ def export(
         as_json=as_json,
         quiet=quiet,
     )
+
+
+def show_axes(axes: Mapping[str, int]) -> str:
+    """The sizes that open axes were measured with, and how to set them."""
+    sizes = ", ".join(f"{axis}={size}" for axis, size in axes.items())
+    return f"open axes measured as {sizes}; set them with --dim AXIS=SIZE"
 
 
 def find_onnx() -> Any:

@@ -37,6 +37,23 @@ def test_one_level_and_all_levels(tmp_path: Path) -> None:
     m.assert_same(m.run(tmp_path / "small.onnx", feeds), expected)
 
 
+@pytest.mark.parametrize("value", ["80", "80%", "0.8", "1:5", "100", "1", "1.0", "-5", "nan"])
+def test_sparsities_are_those_of_all_commands(tmp_path: Path, value: str) -> None:
+    """The densest of 95, 80 and 50 % with as many zeros, from Python and from the command."""
+    elsa, template = m.packed(m.save(m.mlp(), tmp_path / "m.onnx"), tmp_path)
+    out = tmp_path / "out.onnx"
+    arguments = [str(elsa), "--onnx", str(template), f"--sparsity={value}", "--json"]
+    result = CliRunner().invoke(export, [*arguments, "-o", str(out)])
+    if "8" in value or ":" in value:
+        assert json.loads(result.stdout)["level"] == 2
+        assert converter.export(elsa, template, out, sparsity=value, force=True) == 2
+        return
+    assert result.exit_code == 2
+    with pytest.raises(elsa_format.InfeasibleLevels, match="sparsity"):
+        converter.export(elsa, template, out, sparsity=value)
+    assert not out.exists()
+
+
 @pytest.fixture
 def folders(tmp_path: Path) -> tuple[Path, Path]:
     """Model directories: an ELSA file, shards, a delivery file, its beginning; and a template."""

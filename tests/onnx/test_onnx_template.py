@@ -1,11 +1,15 @@
 """A template must be of the file's network: names, shapes, dtypes and shared values."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import onnx_models as m
 import pytest
+from click.testing import CliRunner
+from elsa_converters._bench import bench
+from elsa_converters._cli import export as cli_export
 from elsa_converters.onnx import (
     OnnxCheckpoint,
     TemplateMismatch,
@@ -82,6 +86,76 @@ def test_the_original_model_is_a_template(tmp_path: Path) -> None:
     assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
 
 
+def _kinds(folder: Path, elsa: Path, level: int) -> list[Path]:
+    """A level in every kind of file that holds it: level files, delivery files, their shards."""
+    found = []
+    for layout in ("dense", "bitmask", "csr"):
+        for name in (f"{layout}.safetensors", f"{layout}.safetensors.index.json"):
+            size = 3000 if name.endswith("json") else None
+            elsa_format.extract(
+                elsa, folder / name, level=level, layout=layout, max_shard_size=size
+            )
+            found.append(folder / name)
+    index = folder / "net.safetensors.index.json"
+    elsa_format.extract(elsa, index, level=3, keep_levels=True, max_shard_size=3000)
+    for source, name in ((elsa, "ship.safetensors"), (index, "ship.safetensors.index.json")):
+        elsa_format.ship(source, folder / name)
+        fetched = folder / "fetched" / name
+        fetched.parent.mkdir(exist_ok=True)
+        elsa_format.fetch(folder / name, fetched, level=level)
+        found += [folder / name, fetched]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("proto", "statistics"),
+    [(m.mlp(), False), (m.mlp(dtype=np.float16), False), (m.conv_bn(), True)],
+    ids=["float32", "float16", "statistics"],
+)
+def test_the_original_model_is_a_template_of_any_file_of_a_level(tmp_path, proto, statistics):
+    source = m.save(proto, tmp_path / "m.onnx")
+    if statistics:
+        elsa = m.write_with_statistics(tmp_path / "net.safetensors", proto)
+    else:
+        elsa, _ = m.packed(source, tmp_path)
+    wrong = ModelProto()
+    wrong.CopyFrom(proto)
+    for t in wrong.graph.initializer:
+        if len(t.dims) > 1:
+            array = numpy_helper.to_array(t)
+            t.CopyFrom(m.tensor(t.name, np.ascontiguousarray(array[::-1])))
+    other = m.save(wrong, tmp_path / "wrong.onnx")
+    export(elsa, source, tmp_path / "expected.onnx", level=2)
+    expected = m.initializers(tmp_path / "expected.onnx")
+    for number, path in enumerate(_kinds(tmp_path, elsa, 2)):
+        out = tmp_path / f"{number}.onnx"
+        export(path, source, out, level=2)
+        found = m.initializers(out)
+        assert {name: array.tobytes() for name, array in found.items()} == {
+            name: array.tobytes() for name, array in expected.items()
+        }, path.name
+        with pytest.raises(TemplateMismatch, match="values differ") as caught:
+            export(path, other, tmp_path / "out.onnx", level=2)
+        assert len(caught.value.rows) == 2
+        assert not (tmp_path / "out.onnx").exists()
+
+
+def test_what_a_template_says_of_itself_is_not_passed_on(tmp_path: Path) -> None:
+    """An exported level serves as template; what is made with it is not that level."""
+    elsa, template = m.packed(m.save(m.mlp(), tmp_path / "m.onnx"), tmp_path)
+    level, every = tmp_path / "level.onnx", tmp_path / "all.onnx"
+    export(elsa, template, level, level=3)
+    proto = onnx.load(level)
+    proto.metadata_props.add(key="elsa_levels", value="old")
+    m.save(proto, level)
+    export_all_levels(elsa, level, every)
+    told = [(entry.key, entry.value) for entry in onnx.load(every).metadata_props]
+    assert [key for key, _ in told] == ["elsa_levels"]
+    assert "old" not in told[0][1]
+    export(elsa, level, tmp_path / "dense.onnx", level="dense")
+    assert not onnx.load(tmp_path / "dense.onnx").metadata_props
+
+
 def test_a_template_works_without_the_file_beside_it(tmp_path: Path) -> None:
     elsa, template = m.packed(m.save(m.mlp(), tmp_path / "m.onnx"), tmp_path)
     moved = tmp_path / "elsewhere"
@@ -135,6 +209,26 @@ def test_the_table_names_every_difference(tmp_path: Path) -> None:
     lines = caught.value.table().splitlines()
     assert len(lines) == 4
     assert lines[1].split() == ["w1", "nothing", "F32", "[16,", "40]"]
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "most"),
+    [(cli_export, ["-l1", "-o", "out.onnx"], 11), (bench, ["-q"], 0)],
+)
+def test_commands_show_the_first_differences(
+    command: Any, options: list[str], most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error, which says how many there are, stays on the screen."""
+    monkeypatch.chdir(tmp_path)
+    layers = {f"layer{n}.weight": m.weights(4, 4) for n in range(120)}
+    elsa_format.pack(layers, "net.safetensors", sparsities=[50])
+    m.save(m.mlp(), tmp_path / "m.onnx")
+    result = CliRunner().invoke(command, ["net.safetensors", "--onnx", "m.onnx", *options])
+    assert result.exit_code == 3
+    lines = result.output.splitlines()
+    assert len(lines) == most + 1
+    assert lines[-1].startswith("error: m.onnx: tensor ")
+    assert lines[-1].endswith(" (and 119 more)")
 
 
 def test_integers_the_graph_does_not_use_may_be_missing(tmp_path: Path) -> None:

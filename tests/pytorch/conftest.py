@@ -10,7 +10,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # models are tiny, and threads wa
 sys.path.insert(0, str(Path(__file__).parent))
 
 NEEDED = {"*": "torch", "transformers*": "transformers", "trainer": "accelerate"}
-NEEDED |= {"diffusers": "diffusers", "timm": "timm"}
+NEEDED |= {"diffusers": "diffusers", "timm": "timm", "sentences": "sentence_transformers"}
 """What the tests of each kind import; where it is missing, test_available.py says so."""
 
 collect_ignore_glob = [

@@ -39,3 +39,18 @@ def decode(path: Path, level: int | None) -> dict[str, bytes]:
 
 def content(tensor: torch.Tensor) -> bytes:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def miscount(path: Path, level: int, more: str, less: str) -> None:
+    """Let the file state one weight more of a tensor at a level, and one less of another."""
+    raw = path.read_bytes()
+    (length,) = struct.unpack("<Q", raw[:8])
+    header = json.loads(raw[8 : 8 + length])
+    profile = json.loads(header["__metadata__"]["elsa"])
+    profile.pop("header", None)  # optional, and no longer right
+    profile["nested"][more][level - 1] += 1
+    profile["nested"][less][level - 1] -= 1
+    header["__metadata__"]["elsa"] = json.dumps(profile)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(struct.pack("<Q", len(text)) + text + raw[8 + length :])

@@ -292,3 +292,32 @@ def test_what_cannot_be_written_to_is_refused_first(tmp_path: Path) -> None:
 def test_what_is_no_source(source: object) -> None:
     with pytest.raises(TypeError, match="expected a path, a URL or a binary stream"):
         load_level(random_net(), source, 1)
+
+
+class Positions(nn.Linear):
+    """Makes a buffer itself, which an older version saved."""
+
+    def __init__(self) -> None:
+        super().__init__(16, 16)
+        self.register_buffer("ids", torch.arange(16), persistent=False)
+        self.register_buffer("table", torch.eye(16), persistent=False)
+
+
+@pytest.mark.parametrize("wrap", [lambda net: net, nn.DataParallel])
+def test_a_buffer_that_the_model_makes_itself(wrap, tmp_path: Path) -> None:
+    old = {**Positions().state_dict(), "ids": torch.zeros(16, dtype=torch.int64)}
+    path = tmp_path / "net.safetensors"
+    elsa_format.pack(old, path, sparsities=[90, 50])
+    net = Positions()
+    assert load_level(wrap(net), path, 1) == ([], ["ids"])
+    levels = attach(wrap(net), path, 2)
+    assert levels.unmatched.unexpected_keys == ["ids"]
+    levels.use(1)
+    assert net.ids.tolist() == list(range(16))  # the model's, not the file's
+    assert content(net.weight) == decode(path, 1)["weight"]
+    elsa_format.pack({**old, "table": torch.randn(16, 16)}, path, sparsities=[50], force=True)
+    with pytest.raises(TensorMismatch, match="only the file has 'table'"):  # nested: a level of it
+        attach(net, path, 1)
+    elsa_format.pack({**old, "other": torch.zeros(16)}, path, sparsities=[50], force=True)
+    with pytest.raises(TensorMismatch, match="only the file has 'other'"):
+        load_level(net, path, 1)

@@ -19,6 +19,7 @@ from elsa_format.levels import Pattern
 from elsa_train._errors import (
     FrozenWeightChanged,
     InfeasibleTraining,
+    MissedBudget,
     NonFiniteLoss,
     NotReproduced,
     TrainError,
@@ -138,7 +139,7 @@ def test_the_file_loads_into_the_model(tmp_path: Path) -> None:
 
 def test_measures_are_those_of_the_level(tmp_path: Path) -> None:
     run = Run()
-    nesting = Nesting(run.model, run.optimizer, "90,50")
+    nesting = Nesting(run.model, run.optimizer, "90,50", fresh=Net)
     seen = []
 
     def evaluate() -> dict[str, float]:
@@ -304,14 +305,24 @@ def test_what_goes_wrong_is_said(tmp_path: Path) -> None:
         Nesting(nn.Linear(4, 4), None, "50")
 
 
-def test_a_level_that_falls_short_is_mentioned() -> None:
+def test_a_level_that_misses_its_budget_is_refused_and_not_frozen() -> None:
     model = nn.Linear(100, 10)
     nesting = Nesting(model, None, "90,50")
     nesting.sparsify()
+    with torch.no_grad():  # by an optimizer that nobody watches
+        model.weight.add_(0.5)
+    with pytest.raises(MissedBudget, match="has 1000 nonzero prunable weights, expected 100;"):
+        nesting.freeze()
+    assert not any(n.any() for n in nesting.counters.values())
+    with torch.no_grad():
+        model.weight.view(-1)[100:] = 0
     nesting.freeze()
     nesting.sparsify()  # nothing was trained, so nothing but what is frozen is left
-    with pytest.warns(UserWarning, match="keeps 100 weights, its budget is 500"):
+    with pytest.raises(MissedBudget, match="has 100 nonzero prunable weights, expected 500;"):
         nesting.freeze()
+    with torch.no_grad():
+        model.weight.view(-1)[100:500] = 0.5
+    assert nesting.freeze().nonzero == 510
 
 
 class Silent(nn.Module):
@@ -349,7 +360,7 @@ def silent_run(
 
 
 def test_weights_that_stayed_at_zero_are_drawn_anew() -> None:
-    with pytest.warns(UserWarning, match=r"its budget is 192; the others are exactly zero"):
+    with pytest.raises(MissedBudget, match="expected 192; where there are fewer, they are exactly"):
         silent_run(None)
     made = []
 
@@ -357,9 +368,7 @@ def test_weights_that_stayed_at_zero_are_drawn_anew() -> None:
         made.append(Silent())
         return made[-1]
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        nesting = silent_run(fresh, interrupt=True)
+    nesting = silent_run(fresh, interrupt=True)
     assert len(made) == 2  # once a level
     assert sum(int((nesting.counters[n] > 0).sum()) for n in nesting.prunable) == 192
 
@@ -554,7 +563,7 @@ def test_two_optimizers_one_of_which_counts() -> None:
 @pytest.mark.parametrize("wrap", [nn.DataParallel, lambda net: torch.compile(net, backend="eager")])
 def test_wrapped_modules_have_the_names_of_plain_ones(wrap: Any, tmp_path: Path) -> None:
     run = Run()
-    nesting = Nesting(wrap(run.model), run.optimizer, levels="80,50")
+    nesting = Nesting(wrap(run.model), run.optimizer, levels="80,50", fresh=Net)
     for _ in nesting.levels:
         nesting.sparsify()
         run.train(2)

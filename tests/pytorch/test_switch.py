@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from decoder import content, decode
+from decoder import content, decode, miscount
 from elsa_converters.torch import attach
 from test_load_level import at, pack, random_net, same
 from torch import nn
 
 import elsa_format
-from elsa_format import ChecksumMismatch, InputChanged, NoSuchLevel, TensorMismatch
+from elsa_format import ChecksumMismatch, CountMismatch, InputChanged, NoSuchLevel, TensorMismatch
 
 
 def test_switching_is_exact_and_keeps_the_memory(tmp_path: Path) -> None:
@@ -208,3 +208,21 @@ def test_a_switch_after_close_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is closed"):
         levels.use(2)
     assert levels.level == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_counts_are_compared(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Wherever a level is written to: the module's own memory, or memory that is cast from."""
+    path = pack(random_net(), tmp_path / "net.safetensors")
+    miscount(path, 1, "conv.weight", "größe.weight")
+    net = random_net(dtype, seed=1)
+    with pytest.raises(CountMismatch, match=r"weight': level 1 keeps .* expected"):
+        attach(net, path, 1)
+    levels = attach(net, path, 2)
+    before = at(net)
+    with pytest.raises(CountMismatch, match="level 1 keeps"):
+        levels.use(1)
+    assert (levels.level, at(net)) == (2, before)
+    levels.use("dense")
+    levels.use(2)
+    assert at(net) == before

@@ -17,6 +17,7 @@ from torch import nn
 
 import elsa_format
 from elsa_format import ElsaError, FormatError, InvalidCheckpoint
+from elsa_format.cli import install_command
 
 
 def packed(source: object, path: Path) -> bytes:
@@ -189,4 +190,4 @@ def test_the_command_says_what_to_install(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert "needs torch; pip install 'elsa-format[torch]'" in done.stderr
+    assert f"needs torch; run: {install_command('torch')}" in done.stderr

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
-from decoder import content, decode
+from decoder import content, decode, miscount
 from elsa_converters.torch import load_level
 from elsa_converters.transformers import ElsaConfig, use_level
 from safetensors.torch import load_file
@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 import elsa_format
 from elsa_format import (
     ChecksumMismatch,
+    CountMismatch,
     ElsaError,
     InvalidOption,
     NoSuchLevel,
@@ -335,7 +336,7 @@ def test_files_that_are_not_for_it(tmp_path: Path) -> None:
         hf.LlamaForCausalLM.from_pretrained(tmp_path / "level", quantization_config=ElsaConfig(1))
     elsa_format.ship(packed, tmp_path / "ship")
     for verify in (True, False):
-        with pytest.raises(InvalidOption, match="is a delivery file"):
+        with pytest.raises(InvalidOption, match="load its directory without variant="):
             hf.LlamaForCausalLM.from_pretrained(
                 tmp_path / "ship", variant="ship", quantization_config=ElsaConfig(1, verify=verify)
             )
@@ -350,3 +351,30 @@ def test_use_level_of_a_wrapped_model(tmp_path: Path) -> None:
         use_level(wrapped, 2)
         own = model.state_dict()
         assert {name: content(own[name]) for name in expected} == expected
+
+
+@pytest.mark.parametrize("name", ["llama", "mixtral"])
+def test_counts_are_compared(name: str, tmp_path: Path) -> None:
+    packed = make(name, tmp_path, torch.float32)
+    attention = [f"model.layers.0.self_attn.{kind}_proj.weight" for kind in "qv"]
+    miscount(packed / "model.safetensors", 1, *attention)
+    with pytest.raises(CountMismatch, match=r"_proj\.weight': level 1 keeps .* expected"):
+        load(name, packed, quantization_config=ElsaConfig(level=1))
+    model = load(name, packed, quantization_config=ElsaConfig(level=2))
+    before = state(model)
+    with pytest.raises(CountMismatch, match="level 1 keeps"):
+        use_level(model, 1)
+    assert state(model) == before
+    use_level(model, "dense")
+    use_level(model, 2)
+    assert state(model) == before
+
+
+def test_options_that_do_not_exist() -> None:
+    with pytest.raises(InvalidOption, match="no option 'typo'; it has level and verify"):
+        ElsaConfig(1, typo=3)
+    stored = ElsaConfig("90%", verify=False).to_dict()  # as config.json has it
+    assert stored["quant_method"] == "elsa"
+    assert hf.quantizers.auto.AutoQuantizationConfig.from_dict(stored).to_dict() == stored
+    with pytest.raises(InvalidOption, match="no option 'levle'"):
+        hf.quantizers.auto.AutoQuantizationConfig.from_dict({**stored, "levle": 1})

@@ -15,7 +15,7 @@ from elsa_converters import onnx as converter
 from elsa_converters import onnx_sparse
 from elsa_converters._bench import bench, show
 from elsa_converters._cli import export
-from elsa_converters.onnx import _bench, _latency, _measure, _session
+from elsa_converters.onnx import _bench, _fast, _latency, _measure, _session
 from elsa_converters.onnx import _export as export_module
 from onnx.inliner import inline_local_functions
 from onnx.reference import ReferenceEvaluator
@@ -56,7 +56,7 @@ def quick(monkeypatch):
 @pytest.fixture
 def no_library(monkeypatch):
     """As on a machine without a compiler."""
-    for module in (onnx_sparse, _session, _measure, _bench, _latency, export_module):
+    for module in (onnx_sparse, _session, _measure, _bench, _fast):
         monkeypatch.setattr(module, "find_library", lambda: None)
     monkeypatch.setattr("elsa_converters.onnx._operators.find_library", lambda: None)
 
@@ -106,7 +106,7 @@ def test_values_are_the_level_bits(packed, tmp_path):
 
 def test_threshold(packed, tmp_path):
     """Level 3 has 60 % zeros."""
-    for least, count in {0.5: 3, 0.7: 0, 0.0: 3, 1.0: 0}.items():
+    for least, count in {0.5: 3, 0.7: 0, 0.0: 3, "55%": 3, 70: 0, "2:4": 3}.items():
         counted = []
         converter.export(
             *packed,
@@ -120,7 +120,7 @@ def test_threshold(packed, tmp_path):
         assert counted == [(count, 3)]
 
 
-@pytest.mark.parametrize("fast", [70, -0.1, "0.7", None, float("nan")])
+@pytest.mark.parametrize("fast", [100, 1, 1.0, -0.1, "many", None, float("nan")])
 def test_wrong_threshold(packed, tmp_path, fast):
     """Refused before anything is written."""
     with pytest.raises(InvalidOption, match="expected True, False"):
@@ -148,6 +148,28 @@ def test_measured_choice(packed, tmp_path, monkeypatch):
     assert times([1.0, 0.99, 0.985]) == 0
     assert times([1.0, 2.0, 2.0]) == 0
     assert set(seen) == {2}  # 90 % everywhere: every threshold gives the same layers
+
+
+@needs_library
+def test_true_is_measured_everywhere(packed, tmp_path, monkeypatch):
+    """By sessions as by exports, with the same threads and sizes; a sparsity is not measured."""
+    seen = []
+
+    def choose(proto, arrays, layers, *, threads, sizes, where):
+        seen.append((threads, sizes))
+        return layers[:1]
+
+    monkeypatch.setattr(_measure, "fastest_layers", choose)
+    feeds = {"sizes": {"n": 4}}
+    net = converter.session(*packed, level=2, fast=True, intra_op_num_threads=1, **feeds)
+    net.use_level(1)
+    converter.export(*packed, tmp_path / "a.onnx", level=2, fast=True, threads=1, **feeds)
+    monkeypatch.setattr(_latency, "shortest_times", lambda *args: [0.0])
+    converter.level_within(*packed, 1.0, fast=True, threads=1, **feeds)
+    assert seen == [(1, {"n": 4})] * 4
+    assert len(operators(tmp_path / "a.onnx")) == 1
+    converter.session(*packed, level=2, fast=0.7)
+    assert len(seen) == 4
 
 
 @needs_library
@@ -231,7 +253,7 @@ def test_chosen_by_time(packed, monkeypatch):
     monkeypatch.setattr(_latency, "shortest_times", lambda *args: [next(times)])
     assert converter.level_within(*packed, 0.005, fast=0.5) == 2
     times = iter([0.010])
-    assert converter.level_within(*packed, 0.010) is None
+    assert converter.level_within(*packed, 0.010) == "dense"
     times = iter([0.010, 0.009, 0.004, 0.003])
     with pytest.raises(NoSuchLevel, match=r"in 2 ms here: dense takes 10 ms.*level 1 takes 3 ms"):
         converter.level_within(*packed, 0.002)
@@ -259,7 +281,7 @@ def test_the_file_of_a_level(packed, tmp_path, layout):
     path, model = tmp_path / "level.safetensors", tmp_path / "level.onnx"
     elsa_format.extract(packed.elsa, path, level=2, layout=layout)
     (row,) = converter.measure_levels(path, packed.template, threads=1, seconds=0)
-    assert (row.level, round(row.sparsity, 2), row.best) == (2, 0.9, True)
+    assert (row.level, round(row.sparsity, 2), row.best) == (2, 0.9, False)
     assert converter.level_within(path, packed.template, 10.0) == 2
     assert converter.export(path, packed.template, model, sparse=True) == 2
     same(run(model), converter.session(*packed, level=2).run(None, X)[0])
@@ -270,7 +292,7 @@ def test_the_file_of_a_level(packed, tmp_path, layout):
 def test_sparsity_that_nobody_knows_is_not_shown():
     """A level file need not say which tensors are nested."""
     row = _bench.Measured(1, "", None, 1, None, None, None, 1.0, None, None)
-    assert _bench.mark_best([row])[0].best
+    assert not _bench.mark_best([row])[0].best
     assert show([row], "accuracy").splitlines()[1].split()[:2] == ["1", "-"]
 
 
@@ -284,7 +306,7 @@ def test_wrong_measurement(packed, options):
 @needs_library
 def test_a_level_that_stays_dense_is_measured_once(packed, monkeypatch):
     """Its fast model is the dense one: neither faster nor slower."""
-    monkeypatch.setattr(export_module, "_picked", lambda *arguments: [])
+    monkeypatch.setattr(export_module, "pick_layers", lambda *arguments, **options: [])
     for row in converter.measure_levels(*packed, threads=1, seconds=0.01):
         assert row.fast_seconds == row.dense_seconds
         assert row.memory == row.dense_memory
@@ -302,8 +324,23 @@ def test_best_levels():
     assert marked(row(1, 0.9, 1), row(2, 0.95, 2), row("dense", 0.96, 9)) == [1, 2, "dense"]
     assert marked(row(1, 0.9, 3), row(2, 0.95, 2), row("dense", 0.95, 9)) == [2]
     assert marked(row(1, 0.9, 1), row(2, 0.9, 1)) == [1, 2]
-    # No quality recorded: denser is better.
-    assert marked(row(1, None, 1, 0.9), row(2, 0.5, 2, 0.8), row("dense", None, 2)) == [1, "dense"]
+    # Nobody knows how good the others are.
+    assert marked(row(1, None, 1, 0.9), row(2, 0.5, 2, 0.8), row("dense", None, 2)) == [2]
+    assert marked(row(1, None, 1, 0.9), row("dense", None, 2)) == []
+
+
+def test_the_star_is_explained():
+    """In one line under the table, or that there is none, and why."""
+    rows = [
+        _bench.Measured(1, "", 0.9, 1, None, None, None, 1.0, None, quality, axes={"n": 1})
+        for quality in (0.5, None)
+    ]
+    starred, plain = (show(_bench.mark_best([row]), "top1") for row in rows)
+    assert "\n* No other level is at least as good in top1 and time" in starred
+    assert "*" not in plain
+    assert "No level records top1; --metric" in plain
+    for text in (starred, plain):
+        assert "\nopen axes measured as n=1; set them with --dim AXIS=SIZE" in text
 
 
 def test_commands(packed, tmp_path):
@@ -344,7 +381,10 @@ def test_commands(packed, tmp_path):
         "fast",
         "accuracy",
     ]
-    assert len(lines) == 5
+    assert lines[6:8] == [
+        "No level records accuracy; --metric names another metric.",
+        "open axes measured as n=1; set them with --dim AXIS=SIZE",
+    ]
     result = CliRunner().invoke(
         bench, [*arguments, "--seconds", "0", "--threads=1", "--json", "-q"]
     )
@@ -362,8 +402,8 @@ def test_commands(packed, tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--level", "1", "--fast=150"], "not between 0 and 100"),
-        (["--level", "1", "--fast=many"], "not a percentage"),
+        (["--level", "1", "--fast=150"], "below 100 percent"),
+        (["--level", "1", "--fast=many"], "expected percent"),
         (["--level", "1", "--max-latency", "5ms"], "Give one of"),
         (["--max-latency", "5"], "not a time such as 5ms"),
         (["--max-latency", "0ms"], "not a time"),
@@ -390,10 +430,34 @@ def test_wrong_usage(packed, tmp_path, options, words):
 
 @needs_library
 def test_axes(packed, tmp_path):
-    """A size for an axis that no input has is an error."""
-    with pytest.raises(InvalidOption, match="no input has an axis called 'batch'"):
+    """A size for an axis that no input has is an error, which names those that there are."""
+    with pytest.raises(InvalidOption, match="no input has an open axis called 'batch'"):
         converter.export(*packed, tmp_path / "fast.onnx", level=1, fast=True, sizes={"batch": 2})
+    words = [str(packed.elsa), "--onnx", str(packed.template), "--dim", "batch=2"]
+    fast = tmp_path / "fast.onnx"
+    for command, options in ((bench, []), (export, ["-l1", "--fast", "-o", str(fast)])):
+        result = CliRunner().invoke(command, [*words, *options])
+        assert result.exit_code == 2
+        assert result.output.endswith("called 'batch'; --dim takes one of n\n")
+        assert "measuring" not in result.output
     assert not list(tmp_path.iterdir())
+    result = CliRunner().invoke(export, [*words[:3], "-l1", "--fast", "-o", str(fast)])
+    assert result.output.endswith("\nopen axes measured as n=1; set them with --dim AXIS=SIZE\n")
+
+
+def test_axes_without_a_name(tmp_path):
+    """Are called by their input and place, in the graph and in the session alike."""
+    x = onnx.helper.make_tensor_value_info("x", 1, [None, 3, "width", 0])
+    y = onnx.helper.make_tensor_value_info("y", 1, None)
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
+    opset = [onnx.helper.make_opsetid("", 17)]
+    model = onnx.helper.make_model(graph, opset_imports=opset, ir_version=8)
+    onnx.save(model, tmp_path / "m.onnx")
+    sizes = {"x[0]": 2}
+    found = converter.measured_axes(tmp_path / "m.onnx", sizes)
+    assert found == {"x[0]": 2, "width": 1}
+    feeds = _measure.example_inputs(_measure.new_session(model, {}, library=False), sizes)
+    assert feeds["x"].shape == (2, 3, 1, 0)
 
 
 def test_help_needs_no_onnx():

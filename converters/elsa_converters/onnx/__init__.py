@@ -17,6 +17,7 @@ from elsa_converters.onnx._all_levels import export_all_levels
 from elsa_converters.onnx._bench import Measured, measure_levels
 from elsa_converters.onnx._export import export
 from elsa_converters.onnx._latency import level_within
+from elsa_converters.onnx._measure import measured_axes
 from elsa_converters.onnx._operators import sparse_ops_library
 from elsa_converters.onnx._session import LevelSession, all_levels_session, session
 from elsa_converters.onnx._template import OnnxCheckpoint, write_template
@@ -35,6 +36,7 @@ __all__ = [
     "export_all_levels",
     "level_within",
     "measure_levels",
+    "measured_axes",
     "session",
     "sparse_ops_library",
     "write_template",

@@ -15,6 +15,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from elsa_converters._errors import UnsupportedOnnx
 from elsa_converters.onnx._bind import Binding, FreshNames, compute_first
 from elsa_converters.onnx._level import Template, open_level
+from elsa_converters.onnx._model import LEVELS_KEY
 from elsa_converters.onnx._places import Places, places
 from elsa_converters.onnx._weights import TO_ONNX
 from elsa_converters.onnx._writer import header_of, point_to
@@ -23,8 +24,6 @@ from elsa_format.plugins import TensorInfo, dump, open_output, variant_name, wei
 
 LEVEL = "elsa_level"
 """The input or initializer that chooses: 0 is the dense network, else a level 1..T."""
-LEVELS_KEY = "elsa_levels"
-"""Entry of metadata_props that lists the levels."""
 # Bytes 4..7 of an ELSA file are the upper half of its header length, which is at most 100,000,000:
 # always zero. An int32 initializer that points there is 0, the dense network, and being external
 # data it is what SessionOptions.add_external_initializers can replace before constants are folded.
@@ -41,19 +40,21 @@ def export_all_levels(
     target: str | os.PathLike[str],
     *,
     level_input: bool = False,
+    max_bytes: int | None = None,
     force: bool = False,
 ) -> None:
     """Write a graph that runs any level of the ELSA file beside it, which stays as it is.
 
     The level is the scalar int32 initializer `elsa_level`, 0 for the dense network, which a session
     replaces (`all_levels_session`); with `level_input` it is a scalar int32 input of every run.
+    A network of more than `max_bytes` is refused.
 
     >>> export_all_levels("net.safetensors", "net.onnx", "all-levels.onnx")
     """
     source = weights_file(source)
-    with open_level(source, template, "dense") as opened:
+    with open_level(source, template, "dense", max_bytes=max_bytes) as opened:
         binding = opened.binding
-        if hasattr(binding.network, "downloads"):
+        if binding.network.downloads:
             raise InvalidOption(
                 f"{os.fspath(source)}: is a delivery file, whose weights are coded; "
                 "elsa-extract --whole gives the ELSA file that a graph can point into"

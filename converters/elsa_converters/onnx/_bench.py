@@ -5,8 +5,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import onnxruntime
 
 from elsa_converters.onnx._export import export
 from elsa_converters.onnx._fast import check_threads
-from elsa_converters.onnx._measure import example_inputs, shortest_times
+from elsa_converters.onnx._measure import example_inputs, measured_axes, shortest_times
 from elsa_converters.onnx_sparse import find_library
 from elsa_format import Incomplete, InvalidOption
 from elsa_format.plugins import LevelNumber, counted, open_network
@@ -46,7 +46,10 @@ class Measured:
     quality: float | None
     """Its recorded metric."""
     best: bool = False
-    """No other level is at least as good in quality and time, and better in one."""
+    """No other level is at least as good in quality and time, and better in one; False for a level
+    whose quality is not recorded."""
+    axes: Mapping[str, int] = field(default_factory=dict)
+    """Sizes of the axes that the graph leaves open."""
 
     @property
     def seconds(self) -> float:
@@ -76,14 +79,15 @@ def measure_levels(
     check_threads(threads)
     if not 0 <= seconds < float("inf"):
         raise InvalidOption(f"seconds={seconds!r}: expected a time of 0 or more")
+    axes = measured_axes(template, sizes)
     rows: list[tuple[LevelNumber, str, float | None, float | None]] = []
     with open_network(source) as network:
-        for number in network.readable():
-            if number is None:
+        for number in network.available:
+            if number == "dense":
                 rows.append(("dense", "", 0.0, network.profile.dense_metrics.get(metric)))
                 continue
-            about, sparsity = network.profile.levels[number - 1], counted(network).sparsity(number)
-            rows.append((network.stated(number), about.name, sparsity, about.metrics.get(metric)))
+            about, sparsity = network.profile.level(number), counted(network).sparsity(number)
+            rows.append((number, about.name, sparsity, about.metrics.get(metric)))
     if not rows:
         raise Incomplete(f"{os.fspath(source)}: no level is there yet; fetch one")
     found, downloads = [], download_sizes(source)
@@ -91,33 +95,30 @@ def measure_levels(
         progress("dense" if level == "dense" else f"level {level}")
         with tempfile.TemporaryDirectory(prefix="elsa-bench-") as folder:
             costs = _costs(Path(folder), source, template, level, threads, sizes, seconds)
-        download = downloads.get(level)
-        found.append(Measured(level, name, sparsity, download=download, quality=quality, **costs))
+        costs |= {"download": downloads.get(level), "quality": quality, "axes": axes}
+        found.append(Measured(level, name, sparsity, **costs))
     return mark_best(found)
 
 
 def download_sizes(source: str | os.PathLike[str]) -> Mapping[LevelNumber, int]:
     """Bytes to get each level, where the source is a delivery file."""
     with open_network(source) as network:
-        return dict(getattr(network, "downloads", {}))
+        return dict(network.downloads)
 
 
 def mark_best(rows: Sequence[Measured]) -> list[Measured]:
-    """Mark the rows that no other beats; without recorded quality, denser counts as better."""
-    recorded = all(row.quality is not None for row in rows)
+    """Mark the rows that no other beats, of those whose quality is recorded."""
+    known = [(row.quality, -row.seconds) for row in rows if row.quality is not None]
 
-    def worth(row: Measured) -> tuple[float, float]:
-        value = row.quality if recorded else -(row.sparsity or 0)
-        return float(value or 0), -row.seconds
-
-    def beaten(row: Measured, others: Iterable[Measured]) -> bool:
-        mine = worth(row)
-        return any(
-            theirs != mine and all(a >= b for a, b in zip(theirs, mine, strict=True))
-            for theirs in map(worth, others)
+    def best(row: Measured) -> bool:
+        if row.quality is None:
+            return False
+        mine = (row.quality, -row.seconds)
+        return not any(
+            theirs != mine and theirs[0] >= mine[0] and theirs[1] >= mine[1] for theirs in known
         )
 
-    return [Measured(**{**row.as_dict(), "best": not beaten(row, rows)}) for row in rows]
+    return [replace(row, best=best(row)) for row in rows]
 
 
 def _costs(

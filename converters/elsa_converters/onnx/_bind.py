@@ -7,9 +7,15 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 from elsa_converters._errors import TemplateMismatch, UnsupportedOnnx
 from elsa_converters.onnx._graphs import all_graphs, defined, rename_uses
 from elsa_converters.onnx._hoist import remove_named
-from elsa_converters.onnx._model import TEMPLATE_KEY, Model, drop_metadata
+from elsa_converters.onnx._model import (
+    LEVEL_KEY,
+    LEVELS_KEY,
+    TEMPLATE_KEY,
+    Model,
+    drop_metadata,
+)
 from elsa_converters.onnx._weights import TO_ONNX, Weight
-from elsa_format.plugins import Network, TensorInfo
+from elsa_format.plugins import LevelNumber, Network, TensorInfo
 
 _NOTHING = "nothing"
 _FIRST_OPSET_WITH_BF16 = 13
@@ -32,10 +38,12 @@ class Binding:
         """The initializer of a tensor, dtype and shape as stored."""
         return self.network.header.tensors[name]
 
-    def kept(self, name: str, level: int | None) -> int | None:
+    def kept(self, name: str, level: LevelNumber) -> int | None:
         """How many weights a level keeps of a tensor; None if all, as it is not a nested one."""
-        counts = self.network.profile.nested.get(name)
-        return None if counts is None or level is None else counts[level - 1]
+        profile = self.network.profile
+        if level == "dense" or name not in profile.nested:
+            return None
+        return profile.kept(name, level)
 
 
 def bind(model: Model, network: Network) -> Binding:
@@ -48,7 +56,8 @@ def bind(model: Model, network: Network) -> Binding:
     proto = ModelProto()
     proto.CopyFrom(model.proto)
     remove_named(proto.graph.initializer, model.weights.keys())
-    drop_metadata(proto, TEMPLATE_KEY)
+    for key in (TEMPLATE_KEY, LEVEL_KEY, LEVELS_KEY):  # what the template was
+        drop_metadata(proto, key)
     fresh = FreshNames(proto.graph)
     fresh.taken |= model.weights.keys()
     names = [name for name in network.tensors if name in model.weights]

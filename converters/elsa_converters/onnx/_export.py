@@ -10,19 +10,25 @@ from typing import Any
 from numpy.typing import NDArray
 from onnx import ModelProto
 
-from elsa_converters._errors import MisplacedOutput, MissingOperators
+from elsa_converters._errors import MisplacedOutput
 from elsa_converters.onnx._bind import Binding
-from elsa_converters.onnx._fast import check_fast, check_threads, prepare, use_sparse
+from elsa_converters.onnx._fast import (
+    Fast,
+    check_fast,
+    check_threads,
+    pick_layers,
+    prepare,
+    use_sparse,
+)
 from elsa_converters.onnx._fold import fold_batch_norm
 from elsa_converters.onnx._hoist import remove_named
-from elsa_converters.onnx._layers import Layer
 from elsa_converters.onnx._level import Template, open_level
-from elsa_converters.onnx._model import drop_metadata
+from elsa_converters.onnx._model import LEVEL_KEY, drop_metadata
 from elsa_converters.onnx._places import location_of
 from elsa_converters.onnx._sparse import coordinates, is_smaller_sparse
 from elsa_converters.onnx._writer import LARGEST_FILE, Entry, ModelWriter, model_size
-from elsa_converters.onnx_sparse import find_library
 from elsa_format import InvalidOption, NoSuchLevel
+from elsa_format.levels import Sparsity
 from elsa_format.plugins import (
     LevelLike,
     LevelNumber,
@@ -42,9 +48,6 @@ from elsa_format.plugins import (
     open_output,
 )
 
-LEVEL_KEY = "elsa_level"
-"""Entry of metadata_props that says which level of what a model is."""
-
 
 def export(
     source: Source,
@@ -52,11 +55,11 @@ def export(
     target: Target,
     *,
     level: LevelLike | None = None,
-    sparsity: float | None = None,
+    sparsity: Sparsity | None = None,
     max_size: int | None = None,
     sparse: bool = False,
     fold: bool = False,
-    fast: bool | float = False,
+    fast: Fast = False,
     threads: int | None = None,
     sizes: Mapping[str, int] | None = None,
     chosen: Callable[[int, int], None] = lambda some, of: None,
@@ -68,10 +71,11 @@ def export(
 ) -> LevelNumber:
     """Write one level of an ELSA file as an ONNX model; returns which.
 
-    The level is given by number or name, or as the densest with at least a `sparsity` (a fraction),
-    or as the densest whose model has at most `max_size` bytes. `sparse` writes sparse initializers
-    where they are smaller; `fold` folds batch norm into the convolutions before it. `fast` lets
-    sparse operators compute layers: those of at least the sparsity that it says, or, if it is true,
+    The level is given by number or name, or as the densest with at least a `sparsity` (percent, a
+    fraction below 1, or N:M), or as the densest whose model has at most `max_size` bytes. `sparse`
+    writes sparse initializers where they are smaller; `fold` folds batch norm into the convolutions
+    before it. `fast` lets
+    sparse operators compute layers: those of at least the sparsity that it says, or, if it is True,
     those with which the network is fastest on this machine with so many `threads` and inputs whose
     named axes have these `sizes`; `chosen` is told how many layers of how many. Tensors go to a
     file beside the model, named after it with `.data`, if `external_data` is true or, unless it is
@@ -80,7 +84,7 @@ def export(
     >>> export("net.safetensors", "net.onnx", "level.onnx", sparsity=0.9)
     2
     """
-    check_fast(fast)
+    fast = check_fast(fast)
     check_threads(threads)
     if fast is not False and max_size is not None:
         raise InvalidOption("a fast model's size is not known before it is made: give a level")
@@ -102,7 +106,9 @@ def export(
             if fast is not False:
                 where = str(binding.model.path)
                 layers = prepare(proto, arrays, where)
-                picked = _picked(proto, arrays, layers, fast, threads, sizes, where)
+                picked = pick_layers(
+                    proto, arrays, layers, fast, threads=threads, sizes=sizes, where=where
+                )
                 chosen(len(picked), len(layers))
                 proto, arrays = use_sparse(proto, arrays, picked)
             else:
@@ -125,36 +131,16 @@ def export(
                     writer.append(name, block)
             writer.finish()
             commit_outputs([*([data[1]] if data else []), output])  # the data alone is of no use
-        return binding.network.stated(opened.level)
+        return opened.level
 
 
-def _picked(
-    proto: ModelProto,
-    arrays: dict[str, NDArray[Any]],
-    layers: list[Layer],
-    fast: bool | float,
-    threads: int | None,
-    sizes: Mapping[str, int] | None,
-    where: str,
-) -> list[Layer]:
-    """The layers for sparse operators: by their sparsity, or by timing them."""
-    if fast is not True:
-        return [layer for layer in layers if layer.sparsity >= fast]
-    from elsa_converters.onnx._measure import fastest_layers  # brings onnxruntime
-
-    if find_library() is None:
-        raise MissingOperators("nothing to measure", "{fast} takes layers unmeasured", fast=0.7)
-    return fastest_layers(proto, arrays, layers, threads=threads, sizes=sizes, where=where)
-
-
-def describe_level(proto: ModelProto, network: Network, level: int | None) -> None:
+def describe_level(proto: ModelProto, network: Network, level: LevelNumber) -> None:
     """Record in the model which level it is."""
     drop_metadata(proto, LEVEL_KEY)
-    if level is None:
+    if level == "dense":
         return
-    entry = network.profile.levels[level - 1]
-    number = network.stated(level)
-    document: dict[str, Any] = {"level": number, "name": entry.name, "version": "1.0"}
+    entry = network.profile.level(level)
+    document: dict[str, Any] = {"level": level, "name": entry.name, "version": "1.0"}
     if entry.digest and network.profile.shard is None:
         document["digest"] = entry.digest
     proto.metadata_props.add(key=LEVEL_KEY, value=dump(dict(sorted(document.items()))))
@@ -164,25 +150,27 @@ def _choose(
     binding: Binding,
     *,
     level: LevelLike | None,
-    sparsity: float | None,
+    sparsity: Sparsity | None,
     max_size: int | None,
     sparse: bool,
-) -> int | None:
+) -> LevelNumber:
     if max_size is None or level is not None or sparsity is not None:
         return choose_level(binding.network, level=level, sparsity=sparsity, max_size=max_size)
     network = binding.network
-    numbers: list[int | None] = [None, *range(len(network.profile.levels), 0, -1)]
-    sizes = {}
-    for number in numbers:
+    sizes: dict[LevelNumber, int] = {}
+    numbers = [level.number for level in network.profile.levels]
+    tried: list[LevelNumber] = ["dense", *reversed(numbers)]
+    for number in tried:
         describe_level(binding.proto, network, number)
         sizes[number] = model_size(binding.proto, _entries(binding, number, sparse))
         if sizes[number] <= max_size:
             return number
-    problem = f"{network.name}: no level fits {max_size} bytes, level 1 takes {sizes[1]}"
+    smallest = f"level {numbers[0]} takes {sizes[numbers[0]]}"
+    problem = f"{network.name}: no level fits {max_size} bytes, {smallest}"
     raise NoSuchLevel(problem, "" if sparse else "{sparse} may be smaller", sparse=True)
 
 
-def _entries(binding: Binding, level: int | None, sparse: bool) -> list[Entry]:
+def _entries(binding: Binding, level: LevelNumber, sparse: bool) -> list[Entry]:
     """The initializers of a level, in the order their bytes arrive."""
     entries = []
     for step in binding.network.steps(level):

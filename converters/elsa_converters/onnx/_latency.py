@@ -1,18 +1,20 @@
 """The densest level that runs in time on this machine."""
 
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Any
 
-from elsa_converters._errors import MissingOperators
-from elsa_converters.onnx._fast import check_fast, check_threads, prepare, use_sparse
-from elsa_converters.onnx._level import Template, open_level
-from elsa_converters.onnx._measure import (
-    example_inputs,
-    fastest_layers,
-    new_session,
-    shortest_times,
+from elsa_converters.onnx._fast import (
+    Fast,
+    check_fast,
+    check_threads,
+    pick_layers,
+    prepare,
+    refuse_unmeasurable,
+    use_sparse,
 )
-from elsa_converters.onnx_sparse import find_library
+from elsa_converters.onnx._level import Template, open_level
+from elsa_converters.onnx._measure import example_inputs, new_session, shortest_times
 from elsa_format import NoSuchLevel
 from elsa_format.plugins import LevelNumber, Source, open_network
 
@@ -22,23 +24,23 @@ def level_within(
     template: Template,
     max_latency: float,
     *,
-    fast: bool | float = False,
+    fast: Fast = False,
     threads: int | None = None,
     sizes: Mapping[str, int] | None = None,
-) -> int | None:
-    """The densest level, None for the dense network, that runs in so many seconds at most.
+    max_bytes: int | None = None,
+) -> LevelNumber:
+    """The densest level, or "dense", that runs in so many seconds at most.
 
-    Levels are tried from the dense network on; `fast` as for `export`.
+    Levels are tried from the dense network on; `fast` and `max_bytes` as for `export`.
 
-    >>> level_within("net.safetensors", "net.onnx", 10.0) is None
-    True
+    >>> level_within("net.safetensors", "net.onnx", 10.0)
+    'dense'
     """
-    check_fast(fast)
+    fast = check_fast(fast)
     check_threads(threads)
-    if fast is True and find_library() is None:
-        raise MissingOperators("nothing to measure", "{fast} takes layers unmeasured", fast=0.7)
-    with open_network(source) as network:
-        levels = [network.stated(number) for number in network.readable()]
+    refuse_unmeasurable(fast)
+    with open_network(source, max_bytes=max_bytes) as network:
+        levels = network.available
     times = {}
     for level in reversed(levels):
         session = _session(source, template, level, fast, threads, sizes)
@@ -46,7 +48,7 @@ def level_within(
         (times[level],) = shortest_times([session], feeds)
         del session
         if times[level] <= max_latency:
-            return None if level == "dense" else level
+            return level
     shown = ", ".join(
         f"{'dense' if n == 'dense' else f'level {n}'} takes {t * 1e3:.4g} ms"
         for n, t in times.items()
@@ -61,7 +63,7 @@ def _session(
     source: Source,
     template: Template,
     level: LevelNumber,
-    fast: bool | float,
+    fast: bool | Fraction,
     threads: int | None,
     sizes: Mapping[str, int] | None,
 ) -> Any:
@@ -69,11 +71,6 @@ def _session(
         arrays, proto, where = opened.arrays(), opened.binding.proto, str(opened.binding.model.path)
     if fast is not False:
         layers = prepare(proto, arrays, where)
-        if fast is True:
-            layers = fastest_layers(
-                proto, arrays, layers, threads=threads, sizes=sizes, where=where
-            )
-        else:
-            layers = [layer for layer in layers if layer.sparsity >= fast]
+        layers = pick_layers(proto, arrays, layers, fast, threads=threads, sizes=sizes, where=where)
         proto, arrays = use_sparse(proto, arrays, layers)
     return new_session(proto, arrays, threads=threads)

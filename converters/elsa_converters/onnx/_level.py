@@ -17,12 +17,12 @@ from elsa_format.plugins import (
     BLOCK,
     Arena,
     LevelLike,
+    LevelNumber,
     LevelReader,
     Meter,
     Progress,
     Source,
     Step,
-    TensorInfo,
     as_array,
     counted,
     no_progress,
@@ -30,8 +30,8 @@ from elsa_format.plugins import (
 )
 
 Template = str | os.PathLike[str] | Model
-Choice = Callable[[Binding], int | None]
-"""Decides on a level, None for the dense network, once both files are known."""
+Choice = Callable[[Binding], LevelNumber]
+"""Decides on a level once both files are known."""
 Block = NDArray[np.uint8]
 _EMPTY: Block = np.empty(0, np.uint8)
 
@@ -41,7 +41,7 @@ class LevelPass:
     """A level about to be read; `blocks` can be run through once."""
 
     binding: Binding
-    level: int | None
+    level: LevelNumber
     reader: LevelReader
 
     def steps(self) -> list[Step]:
@@ -67,7 +67,7 @@ class LevelPass:
             if step.name is None or step.name not in self.binding.names:
                 self.reader.skip(step.info)
                 continue
-            check = self._check(step.name, step.info)
+            check = self._check(step)
             look = check.update if check is not None else None
             for block in self.reader.level_blocks(step, room(step.name), look):
                 yield step.name, block
@@ -98,13 +98,16 @@ class LevelPass:
         where = self.reader.name
         return {name: as_array(flat[name], info, where) for name, info in infos.items()}
 
-    def _check(self, name: str, info: TensorInfo) -> ValueCheck | None:
+    def _check(self, step: Step) -> ValueCheck | None:
         # Per-level tensors are replaced whatever the template has: its values are some level's.
-        profile = self.binding.network.profile
-        if name in profile.per_level:
+        assert step.name is not None
+        info = self.binding.info(step.name)
+        bits = self.binding.network.slack(info)
+        if bits is None:
             return None
-        bits = profile.bits if name in profile.nested else None
-        return ValueCheck(self.binding.model.weights[name], info, bits, BLOCK)
+        return ValueCheck(
+            self.binding.model.weights[step.name], info, bits, BLOCK, level=step.nested is not None
+        )
 
 
 @contextlib.contextmanager

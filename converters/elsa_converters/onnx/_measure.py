@@ -1,7 +1,9 @@
 """How long models take on this machine: whole sessions in turn, the shortest run of each."""
 
+import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,11 +14,14 @@ from onnx import ModelProto
 from elsa_converters.onnx._fast import SPARSITY, use_sparse
 from elsa_converters.onnx._initializers import with_values
 from elsa_converters.onnx._layers import Layer
+from elsa_converters.onnx._model import parse_model
 from elsa_converters.onnx_sparse import find_library
 from elsa_format import InvalidOption
 
 Arrays = dict[str, NDArray[Any]]
 Feeds = dict[str, NDArray[Any]]
+Shape = Sequence[int | str | None]
+"""Of an input: sizes, and the names of axes that are open; None for one without a name."""
 THRESHOLDS = (0.3, 0.5, SPARSITY, 0.85)
 """Sparsities from which layers are tried: more of them may win, even where they gain little."""
 WORTH = 0.98
@@ -54,28 +59,81 @@ def new_session(
     return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
 
+def measured_axes(
+    template: str | os.PathLike[str], sizes: Mapping[str, int] | None = None
+) -> dict[str, int]:
+    """Return the size of every axis that a graph leaves open: the given one, or else 1.
+
+    An axis without a name is called by its input and its place, such as `x[0]`.
+
+    Args:
+        template: The ONNX model or template.
+        sizes: Sizes of open axes by their names.
+
+    Returns:
+        The sizes that inputs are made with to measure the model, by the names of the axes.
+
+    Raises:
+        InvalidOption: A size is given for an axis that is not open.
+
+    >>> measured_axes("net.onnx", {"batch": 8})
+    {'batch': 8}
+    """
+    graph = parse_model(Path(template)).graph
+    stored = {tensor.name for tensor in graph.initializer}
+    shapes = {
+        value.name: [
+            dim.dim_value
+            if dim.HasField("dim_value") and dim.dim_value >= 0
+            else dim.dim_param or None
+            for dim in value.type.tensor_type.shape.dim
+        ]
+        for value in graph.input
+        if value.name not in stored
+    }
+    return _sized(shapes, sizes, os.fspath(template))
+
+
+def _sized(
+    shapes: Mapping[str, Shape], sizes: Mapping[str, int] | None, where: str
+) -> dict[str, int]:
+    """The sizes of all open axes of inputs; refuse one for an axis that is not open."""
+    axes = dict.fromkeys(
+        (axis for name, shape in shapes.items() for axis in _axes(name, shape) if axis), 1
+    )
+    for axis in sizes or {}:
+        if axis not in axes:
+            open_axes = f"{{sizes}} takes one of {', '.join(axes)}" if axes else "none is open"
+            raise InvalidOption(f"{where}: no input has an open axis called {axis!r}", open_axes)
+    return axes | dict(sizes or {})
+
+
+def _axes(name: str, shape: Shape) -> Iterable[str | None]:
+    """The names of an input's axes, None for those whose size is known."""
+    for place, size in enumerate(shape):
+        yield None if isinstance(size, int) else size or f"{name}[{place}]"
+
+
 def example_inputs(session: Any, sizes: Mapping[str, int] | None = None, where: str = "") -> Feeds:
     """Inputs of a session's shapes: noise for floats, ones for integers.
 
     Axes without a size have the one that is given for their name, or else 1.
     """
-    sizes, feeds = dict(sizes or {}), {}
+    inputs, feeds = session.get_inputs(), {}
+    axes = _sized({value.name: value.shape for value in inputs}, sizes, where)
     rng = np.random.default_rng(0)
-    unknown = set(sizes)
-    for value in session.get_inputs():
+    for value in inputs:
         if value.type not in _KINDS:
             raise InvalidOption(
                 f"{where}: no example can be made for input {value.name!r}, {value.type}"
             )
-        unknown -= {axis for axis in value.shape if isinstance(axis, str)}
-        shape = [a if isinstance(a, int) else sizes.get(a, 1) for a in value.shape]
+        named = zip(value.shape, _axes(value.name, value.shape), strict=True)
+        shape = [size if axis is None else axes[axis] for size, axis in named]
         kind = np.dtype(_KINDS[value.type])
         if kind.kind == "f":
             feeds[value.name] = rng.standard_normal(shape).astype(kind)
         else:
             feeds[value.name] = np.ones(shape, kind)
-    if unknown:
-        raise InvalidOption(f"{where}: no input has an axis called {sorted(unknown)[0]!r}")
     return feeds
 
 

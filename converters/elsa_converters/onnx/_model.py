@@ -27,6 +27,10 @@ from elsa_converters.onnx._wire import OWN_FILE, without_large_data
 
 TEMPLATE_KEY = "elsa_template"
 """Entry of metadata_props that marks a template: its weights are in an ELSA file."""
+LEVEL_KEY = "elsa_level"
+"""Entry of metadata_props that says which level of what a model is."""
+LEVELS_KEY = "elsa_levels"
+"""Entry of metadata_props that lists the levels."""
 OLDEST_OPSET = 9
 _FIRST_IR_WITH_CONSTANTS = 4
 # Inputs whose values decide shapes: they must stay in the graph for shape inference to see them.
@@ -55,7 +59,7 @@ def read_model(path: str | os.PathLike[str], also: Container[str] = ()) -> Model
     `also` names initializers that count as weights whatever they look like.
     """
     path = Path(path)
-    proto = _parse(path)
+    proto = parse_model(path)
     template = any(entry.key == TEMPLATE_KEY for entry in proto.metadata_props)
     if proto.functions:
         # Only where it is called can a constant of a function's body become an initializer.
@@ -98,7 +102,8 @@ def bare(tensor: TensorProto) -> TensorProto:
     return TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
 
 
-def _parse(path: Path) -> ModelProto:
+def parse_model(path: Path) -> ModelProto:
+    """The model of a file as it is, without large data."""
     with open(path, "rb") as file:
         try:
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as buffer:

@@ -30,9 +30,10 @@ class Places:
 
 def places(network: Network, path: PathLike, model: PathLike) -> Places:
     """The places as a model sees them, which must be in the same directory or above."""
-    files: list[PathLike] = [file.name for file in network.shards] or [path]
+    single = len(network.files) == 1
+    files: list[PathLike] = [path] if single else [file.name for file in network.files]
     locations = [relative_location(model, file) for file in files]
-    return Places(tuple(zip(locations, network.parts, strict=True)))
+    return Places(tuple(zip(locations, network.files, strict=True)))
 
 
 def relative_location(model: PathLike, data: PathLike) -> str:

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,11 @@ import onnxruntime
 from onnx import load_model
 
 from elsa_converters._errors import InvalidOnnx
-from elsa_converters.onnx._all_levels import LEVEL, LEVELS_KEY
-from elsa_converters.onnx._fast import SPARSITY, check_fast, prepare, use_sparse
+from elsa_converters.onnx._all_levels import LEVEL
+from elsa_converters.onnx._fast import Fast, check_fast, pick_layers, prepare, use_sparse
 from elsa_converters.onnx._initializers import with_values
 from elsa_converters.onnx._level import Template, open_level
+from elsa_converters.onnx._model import LEVELS_KEY
 from elsa_converters.onnx_sparse import find_library
 from elsa_format.plugins import LevelLike, LevelNumber, Source, find_level
 
@@ -24,13 +26,17 @@ def session(
     template: Template,
     *,
     level: LevelLike,
-    fast: bool | float = False,
+    fast: Fast = False,
+    sizes: Mapping[str, int] | None = None,
+    max_bytes: int | None = None,
     **ort_options: Any,
 ) -> "LevelSession":
     """An onnxruntime session of one level of an ELSA file, which may be a pipe.
 
-    With `fast`, sparse operators compute the layers of which at least 70 % is zero, or as much as
-    it says. Where they were not built, a warning says so, and the session runs densely.
+    `fast` as for `export`: if it is True, the layers are timed on this machine, for some seconds,
+    with inputs whose named axes have these `sizes`; a sparsity takes the layers that have as much,
+    untimed. Where the sparse operators were not built, a warning says so, and the session runs
+    densely. A network of more than `max_bytes` is refused from the header alone.
 
     Options are attributes of onnxruntime.SessionOptions by name (`intra_op_num_threads=2`) and
     arguments of InferenceSession (`providers=`, `sess_options=`, …).
@@ -40,7 +46,7 @@ def session(
     >>> y.shape
     (5, 100)
     """
-    return LevelSession(source, template, level, ort_options, fast)
+    return LevelSession(source, template, level, ort_options, fast, sizes, max_bytes)
 
 
 class LevelSession(onnxruntime.InferenceSession):  # type: ignore[misc]
@@ -60,11 +66,14 @@ class LevelSession(onnxruntime.InferenceSession):  # type: ignore[misc]
         template: Template,
         level: LevelLike,
         options: dict[str, Any],
-        fast: bool | float = False,
+        fast: Fast = False,
+        sizes: Mapping[str, int] | None = None,
+        max_bytes: int | None = None,
     ) -> None:
-        check_fast(fast)
+        self._elsa_fast, self._elsa_sizes = check_fast(fast), sizes
         self._elsa_source, self._elsa_template = source, template
-        self._elsa_options, self._elsa_fast = options, fast
+        self._elsa_options = options
+        self._elsa_max_bytes = max_bytes
         self._create(level)
 
     def use_level(self, level: LevelLike) -> None:
@@ -77,22 +86,31 @@ class LevelSession(onnxruntime.InferenceSession):  # type: ignore[misc]
 
     def _create(self, level: LevelLike) -> None:
         options, arguments = _split(self._elsa_options)
-        with open_level(self._elsa_source, self._elsa_template, level) as opened:
+        source, template, most = self._elsa_source, self._elsa_template, self._elsa_max_bytes
+        with open_level(source, template, level, max_bytes=most) as opened:
             arrays = opened.arrays()
             binding = opened.binding
         self._elsa_template = binding.model  # parsed once
         proto = binding.proto
         if self._elsa_fast is not False and _add_operators(options):
-            least = SPARSITY if self._elsa_fast is True else self._elsa_fast
-            layers = prepare(proto, arrays, str(binding.model.path))
-            sparse = [layer for layer in layers if layer.sparsity >= least]
-            proto, arrays = use_sparse(proto, arrays, sparse)
+            where = str(binding.model.path)
+            layers = prepare(proto, arrays, where)
+            picked = pick_layers(
+                proto,
+                arrays,
+                layers,
+                self._elsa_fast,
+                threads=options.intra_op_num_threads or None,
+                sizes=self._elsa_sizes,
+                where=where,
+            )
+            proto, arrays = use_sparse(proto, arrays, picked)
         graph, values = with_values(proto, arrays)
         options.add_external_initializers(list(values), list(values.values()))
         super().__init__(graph, options, **arguments)
         # Until here the values had to live; the session has copies of its own.
         del values, arrays
-        self.level = binding.network.stated(opened.level)
+        self.level = opened.level
 
 
 def _split(given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -132,7 +150,8 @@ def all_levels_session(
     (5, 100)
     """
     options, arguments = _split(ort_options)
-    number = np.array(find_level(level, _level_names(model), os.fspath(model)) or 0, np.int32)
+    found = find_level(level, _level_names(model), os.fspath(model))
+    number = np.array(0 if found == "dense" else found, np.int32)
     value = onnxruntime.OrtValue.ortvalue_from_numpy(number)  # held until the session exists
     options.add_external_initializers([LEVEL], [value])
     return onnxruntime.InferenceSession(os.fspath(model), options, **arguments)

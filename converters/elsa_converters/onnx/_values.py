@@ -14,11 +14,14 @@ class ValueCheck:
     """Compares the template's own values of a tensor, if it has any, with the stored ones.
 
     Shared tensors must be equal. Packing changes nested weights by less than 2^bits units in the
-    last place, and a level has zeros, so those pass; weights with batch norm folded in do not.
+    last place. The template may be a level, so its zeros pass; if a `level` is read, those of the
+    file pass, too. Weights with batch norm folded in do not.
     """
 
-    def __init__(self, weight: Weight, stored: TensorInfo, bits: int | None, block: int) -> None:
-        self.own, self.stored, self.bits = weight.info, stored, bits
+    def __init__(
+        self, weight: Weight, stored: TensorInfo, bits: int, block: int, *, level: bool = False
+    ) -> None:
+        self.own, self.stored, self.bits, self.level = weight.info, stored, bits, level
         self.blocks: Iterator[NDArray[np.uint8]] | None = None
         if weight.source is not None:
             factor = weight.info.dtype.size // stored.dtype.size  # 2 if the graph widens
@@ -53,13 +56,14 @@ class ValueCheck:
         return _values(own, self.own.dtype).astype(self.stored.dtype.numpy).view(np.uint8)
 
     def _wrong(self, own: NDArray[Any], stored: NDArray[Any]) -> NDArray[np.intp]:
-        if self.bits is None:
+        if not self.bits:
             return np.flatnonzero(own != stored)
         magnitude = own.dtype.type((1 << (self.stored.dtype.size - 1)) - 1)
         a, b = own & magnitude, stored & magnitude
         distance = np.where(a > b, a - b, b - a)
         changed = (distance >= own.dtype.type(1 << self.bits)) | (own ^ stored > magnitude)
-        return np.flatnonzero(changed & (a != 0))
+        compared = (a != 0) & (b != 0) if self.level else a != 0
+        return np.flatnonzero(changed & compared)
 
 
 def _values(content: NDArray[np.uint8], dtype: Dtype) -> NDArray[Any]:

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -25,12 +25,19 @@ from elsa_converters.torch._load import (
 from elsa_converters.torch._tensors import (
     as_array,
     bytes_of,
-    mask_into,
+    level_into,
     read_into,
     run,
     torch_dtype,
 )
-from elsa_format import File, InputChanged, InvalidOption, TensorInfo, TensorMismatch
+from elsa_format import (
+    CountMismatch,
+    File,
+    InputChanged,
+    InvalidOption,
+    TensorInfo,
+    TensorMismatch,
+)
 from elsa_format.plugins import LevelLike, LevelNumber, weights_file
 
 CHUNK = 4 << 20
@@ -40,31 +47,71 @@ CHUNK = 4 << 20
 class Packed(NamedTuple):
     """A nested tensor: its weights with their counters, and the tensor that shows a level of it."""
 
+    name: str
+    counts: tuple[int, ...]
+    """How many weights each level has, by the profile."""
     weights: NDArray[Any]
     dtype: torch.dtype
     shown: Tensor
 
-
-def show(tensors: Iterable[Packed], bits: int, level: LevelNumber) -> None:
-    """Write a level of packed tensors to the tensors that show it."""
-    jobs: list[tuple[NDArray[Any], NDArray[Any]]] = []
-    others = []
-    nbytes = 0
-    for packed in tensors:
-        if not is_plain(packed.shown, packed.dtype):
-            others.append(packed)
-            continue
-        target = bytes_of(packed.shown).view(packed.weights.dtype)
+    def chunks(self) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+        """Weights, and the memory for their level, piece by piece."""
+        target = bytes_of(self.shown).view(self.weights.dtype)
         step = CHUNK // target.itemsize
         for start in range(0, target.size, step):
-            jobs.append((packed.weights[start : start + step], target[start : start + step]))
-        nbytes += target.nbytes
-        changed(iter([packed.shown]))
-    run(lambda job: mask_into(*job, bits, level), jobs, nbytes)
-    for packed in others:  # masked first: a cast would destroy the counters
-        masked = torch.empty(packed.shown.shape, dtype=packed.dtype)
-        mask_into(packed.weights, bytes_of(masked).view(packed.weights.dtype), bits, level)
-        packed.shown.detach().copy_(masked)
+            yield self.weights[start : start + step], target[start : start + step]
+
+
+def show(
+    tensors: Sequence[Packed],
+    bits: int,
+    level: LevelNumber,
+    where: str,
+    before: LevelNumber | None = None,
+) -> None:
+    """Write a level of packed tensors to the tensors that show it, and compare the counts.
+
+    If one is not the profile's, the tensors show the level `before` again.
+    """
+    jobs = [
+        (number, *chunk)
+        for number, packed in enumerate(tensors)
+        if is_plain(packed.shown, packed.dtype)
+        for chunk in packed.chunks()
+    ]
+    found = [[0] for _ in tensors]
+
+    def mask(job: tuple[int, NDArray[Any], NDArray[Any]]) -> None:
+        number, weights, target = job
+        found[number].append(level_into(weights, target, bits, level))
+
+    run(mask, jobs, sum(target.nbytes for _, _, target in jobs))
+    for packed, kept in zip(tensors, found, strict=True):
+        if is_plain(packed.shown, packed.dtype):
+            changed(iter([packed.shown]))
+        else:  # masked first: a cast would destroy the counters
+            masked = torch.empty(packed.shown.shape, dtype=packed.dtype)
+            target = bytes_of(masked).view(packed.weights.dtype)
+            kept.append(level_into(packed.weights, target, bits, level))
+            packed.shown.detach().copy_(masked)
+    try:
+        for packed, kept in zip(tensors, found, strict=True):
+            check_count(packed.name, packed.counts, level, sum(kept), where)
+    except CountMismatch:
+        if before is not None:
+            show(tensors, bits, before, where)
+        raise
+
+
+def check_count(
+    name: str, counts: Sequence[int], level: LevelNumber, found: int, where: str
+) -> None:
+    """Compare the number of a level's weights in a tensor with the profile's."""
+    if level != "dense" and found != counts[level - 1]:
+        raise CountMismatch(
+            f"{where}: tensor {name!r}: level {level} keeps {found} weights, "
+            f"expected {counts[level - 1]}"
+        )
 
 
 class Levels:
@@ -93,7 +140,8 @@ class Levels:
         try:
             refuse_one_level(self.file)
             load_level(model, self.file, level, strict=strict)
-            pairs, _ = match(model, self.file, strict=strict)
+            pairs, self.unmatched = match(model, self.file, strict=strict)
+            """Names that only the model or only the file has."""
             self._weights = packed_weights(source, self.file)
         except BaseException:
             self.file.close()
@@ -105,7 +153,10 @@ class Levels:
         """The level the module is at: its number, or "dense"."""
 
     def use(self, level: LevelLike) -> None:
-        """Switch the module to a level: its nested and per-level tensors are written anew."""
+        """Switch the module to a level: its nested and per-level tensors are written anew.
+
+        If the counts of a nested tensor are not the file's, the module stays at its level.
+        """
         if self._closed:
             raise ValueError(f"{self.file.path}: is closed")
         number = level_of(self.file, level)
@@ -114,11 +165,12 @@ class Levels:
             name = self._held[held]
             dtype = torch_dtype(self.file.network.tensors[name], self.file.path)
             if name in self._weights:
-                packed.append(Packed(self._weights[name], dtype, tensor))
+                counts = self.file.profile.nested[name]
+                packed.append(Packed(name, counts, self._weights[name], dtype, tensor))
             else:
                 varying.append((tensor, torch.empty(tensor.shape, dtype=dtype)))
                 read_into(self.file, name, number, varying[-1][1])
-        show(packed, self.file.bits, number)
+        show(packed, self.file.bits, number, self.file.path, before=self.level)
         for tensor, variant in varying:
             tensor.detach().copy_(variant)
         self.level = number
@@ -191,7 +243,7 @@ def attach(
 
 def refuse_one_level(file: File) -> None:
     """Refuse the file of a level: its weights are not told apart by counters any more."""
-    if file.network.only_level() is not None:
+    if file.profile.single:
         raise InvalidOption(
             f"{file.path}: holds one level only, so there is none to switch to; load_level loads it"
         )
@@ -218,7 +270,7 @@ def packed_weights(source: Any, file: File) -> Mapping[str, NDArray[Any]]:
 
 def is_delivery(file: File) -> bool:
     """Whether a file is a delivery file, which holds no tensor as it is."""
-    return file.network.header.data_start + file.data_size != file.file_size
+    return bool(file.network.downloads)
 
 
 def stored_bytes(path: Path, file: File) -> dict[str, NDArray[np.uint8]]:

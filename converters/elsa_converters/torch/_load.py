@@ -81,7 +81,8 @@ def load_level(
     In place, dtype, device and layout of the module's tensors stay as they are: a level is masked
     first and cast or moved then. On the meta device they become those of the file. Names and shapes
     are compared before anything is written; when reading fails later, as on a wrong checksum, the
-    module holds part of the level.
+    module holds part of the level. Buffers that the module makes itself (`persistent=False`) are
+    neither needed nor loaded; the file may have them.
 
     >>> model = torch.nn.Module()
     >>> model.layer = torch.nn.Parameter(torch.empty(100, 100))
@@ -120,7 +121,7 @@ def load_level(
 
 def level_of(file: File, level: LevelLike) -> LevelNumber:
     """The level that is meant: its number, or "dense"."""
-    return file.network.stated(file.network.level_number(level))
+    return file.network.level_number(level)
 
 
 def tensors_of(model: nn.Module, stored: Collection[str]) -> dict[str, Tensor]:
@@ -128,13 +129,17 @@ def tensors_of(model: nn.Module, stored: Collection[str]) -> dict[str, Tensor]:
 
     What was saved of a wrapped model has names like `module.layer.weight`.
     """
-    inner = unwrapped(model)
-    named = inner.state_dict(keep_vars=True)
-    if inner is not model and not named.keys() & stored:
-        outer = model.state_dict(keep_vars=True)
-        named = outer if outer.keys() & stored else named
+    named = _named_as(model, stored).state_dict(keep_vars=True)
     # Not the extra state of a module.
     return {name: tensor for name, tensor in named.items() if isinstance(tensor, Tensor)}
+
+
+def _named_as(model: nn.Module, stored: Collection[str]) -> nn.Module:
+    """The model, or what its wrappers hold, whichever has the names of the file."""
+    inner = unwrapped(model)
+    if inner is model or inner.state_dict().keys() & stored:
+        return inner
+    return model if model.state_dict().keys() & stored else inner
 
 
 def _aliases(file: File) -> dict[str, str]:
@@ -177,11 +182,24 @@ def match(model: nn.Module, file: File, *, strict: bool) -> tuple[list[Pair], Un
         torch_dtype(stored[first], file.path)
         pairs.append(Pair(first, held, tensors[held]))
     unmatched = Unmatched(missing, [name for name in stored if name not in tensors])
-    if strict and any(unmatched):
-        raise TensorMismatch(
-            f"{file.path}: {_difference(unmatched)}", "{strict} allows it", strict=False
-        )
+    if strict:
+        _refuse_difference(_named_as(model, stored.keys()), file, unmatched)
     return pairs, unmatched
+
+
+def _refuse_difference(model: nn.Module, file: File, unmatched: Unmatched) -> None:
+    """Refuse names of one side only, but those of buffers that the model makes itself.
+
+    Files that older versions of a model saved may hold such a buffer, as BERT's `position_ids`.
+    """
+    made = {name for name, _ in model.named_buffers(remove_duplicate=False)}
+    made -= file.profile.nested.keys() | set(file.per_level)
+    missing, unexpected = unmatched
+    wrong = Unmatched(missing, [name for name in unexpected if name not in made])
+    if any(wrong):
+        raise TensorMismatch(
+            f"{file.path}: {_difference(wrong)}", "{strict} allows it", strict=False
+        )
 
 
 def _refuse_unwritable(name: str, tensor: Tensor) -> None:

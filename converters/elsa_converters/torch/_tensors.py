@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from elsa_format import File, TensorInfo, UnknownDtype, mask_level
-from elsa_format.plugins import DTYPES, Dtype, LevelNumber, Meter, no_progress
+from elsa_format import File, TensorInfo, UnknownDtype
+from elsa_format.plugins import DTYPES, Dtype, LevelNumber, Meter, mask_into, no_progress
 
 T = TypeVar("T")
 
@@ -127,18 +127,21 @@ def read_into(file: File, name: str, level: LevelNumber, tensor: Tensor) -> None
     file.tensor(name, level, out=as_array(bytes_of(tensor), info).reshape(info.shape))
 
 
-def mask_into(packed: NDArray[Any], result: NDArray[Any], bits: int, level: LevelNumber) -> None:
-    """Write a level of packed weights to memory that is there; new memory takes ten times as long.
+def level_into(packed: NDArray[Any], result: NDArray[Any], bits: int, level: LevelNumber) -> int:
+    """Write a level of packed weights to existing memory, and return how many weights it has.
+
+    New memory takes ten times as long.
 
     >>> packed = np.array([4, 5, 6, 7], np.uint32).view(np.float32)
-    >>> mask_into(packed, packed, bits=2, level=2)
+    >>> level_into(packed, packed, bits=2, level=2)
+    2
     >>> packed.view(np.uint32).tolist()
     [0, 5, 6, 0]
     """
-    if level == "dense":
-        np.copyto(result.view(np.uint8), packed.view(np.uint8))
-    else:
-        mask_level(packed, bits, level, out=result)
+    if level != "dense":
+        return mask_into(packed, result, bits, level)
+    np.copyto(result.view(np.uint8), packed.view(np.uint8))
+    return packed.size
 
 
 def run(function: Callable[[T], None], items: Sequence[T], nbytes: int) -> None:

@@ -17,6 +17,7 @@ from elsa_converters.torch import state_dict
 from elsa_converters.torch._levels import (
     Packed,
     as_weights,
+    check_count,
     is_delivery,
     show,
     stored_bytes,
@@ -26,7 +27,7 @@ from elsa_converters.torch._tensors import (
     as_array,
     as_tensor,
     bytes_of,
-    mask_into,
+    level_into,
     memory,
     run,
     torch_dtype,
@@ -34,7 +35,6 @@ from elsa_converters.torch._tensors import (
 from elsa_converters.transformers._names import Place, find_places
 from elsa_format import (
     ChecksumMismatch,
-    CountMismatch,
     File,
     InvalidOption,
     TensorInfo,
@@ -44,32 +44,38 @@ from elsa_format.plugins import LevelLike, LevelNumber
 
 
 class Network:
-    """The ELSA files that a model was loaded from: mapped, and kept open while the model lives."""
+    """The ELSA files that a model was loaded from: kept open while the model lives, and mapped.
 
-    def __init__(self, paths: Sequence[str]) -> None:
+    A delivery file, or the index of several, is not mapped: levels are decoded from it.
+    """
+
+    def __init__(self, paths: Sequence[str], *, delivered: bool = False) -> None:
         self.where = str(paths[0])
         self.files: list[File] = []
         self.infos: dict[str, TensorInfo] = {}
         self.content: dict[str, NDArray[np.uint8]] = {}
         self.checksums: dict[str, str] = {}
         self.nested: dict[str, tuple[int, ...]] = {}
-        self.per_level: dict[str, File] = {}
+        self.per_level: set[str] = set()
+        self.holder: dict[str, File] = {}
         for path in paths:
             file = elsa_format.open(path)
             self.files.append(file)
-            if file.network.only_level() is not None:
+            if file.profile.single:
                 raise InvalidOption(f"{path}: holds one level only; load it without ElsaConfig")
-            if is_delivery(file):
-                raise InvalidOption(
-                    f"{path}: is a delivery file, which transformers cannot read; extract a level "
-                    "of its directory first, or load_level it into a model"
-                )
+            if not delivered:
+                if is_delivery(file):
+                    raise InvalidOption(
+                        f"{path}: is a delivery file, which transformers cannot read; "
+                        "load its directory without variant="
+                    )
+                self.content |= stored_bytes(Path(path), file)
             self.profile = file.profile
             self.infos |= file.tensors
-            self.content |= stored_bytes(Path(path), file)
+            self.holder |= dict.fromkeys(file.tensors, file)
             self.checksums |= file.profile.checksums
             self.nested |= file.nested
-            self.per_level |= dict.fromkeys(file.per_level, file)
+            self.per_level |= set(file.per_level)
 
     def verify(self) -> None:
         """Compare every tensor with its checksum."""
@@ -115,11 +121,12 @@ class ModelLevels:
                     f"{network.where}: {place.held[0]!r} is made of nested tensors and others; "
                     "pack it whole or leave it out"
                 )
-        self.direct = {p.stored[0]: p.held[0] for p in nested if not p.converted}
+        renamed = {p.stored[0]: p.held[0] for p in nested if not p.converted}
         self.converted = [place for place in nested if place.converted]
-        self.varying: dict[str, str] = {}
+        self.direct = {name: held for name, held in renamed.items() if name in network.content}
+        self.varying = {name: held for name, held in renamed.items() if name not in self.direct}
         for place in places:
-            if network.per_level.keys() & set(place.stored):
+            if network.per_level & set(place.stored):
                 if place.converted:
                     raise TensorMismatch(
                         f"{network.where}: per-level tensor {place.stored[0]!r} is converted when "
@@ -153,10 +160,13 @@ class ModelLevels:
             if fresh and tensor.dtype == dtype and tensor.device.type == "cpu":
                 tensor.data = torch.empty_like(tensor)
             seen.add(memory(tensor))
-            packed.append(Packed(as_weights(self.network.content[stored], info), dtype, tensor))
-        show(packed, self.network.profile.bits, level)
+            counts = self.network.nested[stored]
+            weights = as_weights(self.network.content[stored], info)
+            packed.append(Packed(stored, counts, weights, dtype, tensor))
+        before = None if fresh else self.level
+        show(packed, self.network.profile.bits, level, self.network.where, before)
         for stored, held in self.varying.items():
-            array = self.network.per_level[stored].tensor(stored, level)
+            array = self.network.holder[stored].tensor(stored, level)
             tensor = self._usable(own, held, array.shape)
             with torch.no_grad():
                 tensor.copy_(as_tensor(array, self.network.infos[stored], self.network.where))
@@ -190,16 +200,11 @@ class ModelLevels:
                 packed = tensor.detach().to(dtype).cpu().contiguous()
                 info = self.network.infos[place.stored[0]]
                 weights = as_array(bytes_of(packed), info)
-                mask_into(weights, weights, bits, level)
-                kept += int(np.count_nonzero(weights.view(info.dtype.words)))
+                kept += level_into(weights, weights, bits, level)
                 tensor.data = packed.to(tensor.device, wanted.get(held, tensor.dtype))
-            if level != "dense":
-                expected = sum(self.network.nested[name][level - 1] for name in place.stored)
-                if kept != expected:
-                    raise CountMismatch(
-                        f"{self.network.where}: level {level} keeps {kept} weights of "
-                        f"{place.held[0]!r}, expected {expected}"
-                    )
+            stated = (self.network.nested[name] for name in place.stored)
+            counts = [sum(each) for each in zip(*stated, strict=True)]
+            check_count(place.held[0], counts, level, kept, self.network.where)
         self.level = level
 
     def reload_converted(self, model: PreTrainedModel, level: LevelNumber) -> None:

@@ -1,6 +1,9 @@
 """`from_pretrained` at a level, through the plug-ins that transformers has for quantization."""
 
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+from weakref import WeakMethod
 
 import torch
 from transformers import PreTrainedModel
@@ -8,8 +11,10 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+import elsa_format
+from elsa_converters.transformers._fetched import EXTRACT, load_fetched_directories
 from elsa_converters.transformers._levels import LEVELS, ModelLevels, Network, places_of
-from elsa_format import InvalidCheckpoint, TensorMismatch
+from elsa_format import InvalidCheckpoint, InvalidOption, TensorMismatch
 from elsa_format.plugins import LevelLike, LevelNumber
 
 
@@ -23,8 +28,18 @@ class ElsaConfig(QuantizationConfigMixin):
     2
     """
 
-    def __init__(self, level: LevelLike = "dense", verify: bool = True, **_: Any) -> None:
-        self.quant_method = "elsa"
+    def __init__(
+        self,
+        level: LevelLike = "dense",
+        verify: bool = True,
+        quant_method: str = "elsa",  # as transformers reads it from config.json
+        **unknown: Any,
+    ) -> None:
+        if unknown:
+            raise InvalidOption(
+                f"ElsaConfig has no option {sorted(unknown)[0]!r}; it has level and verify"
+            )
+        self.quant_method = quant_method
         self.level, self.verify = level, verify
 
 
@@ -37,9 +52,28 @@ class ElsaQuantizer(HfQuantizer):
     """
 
     network: Network
+    extracted: TemporaryDirectory[str] | None = None
+    """Where the level of a delivery file is until it is loaded."""
     level: LevelNumber
     wanted: dict[str, torch.dtype]
     shapes: dict[str, torch.Size]
+
+    def validate_environment(self, *_: Any, **__: Any) -> None:
+        """Called right before transformers looks for files."""
+        EXTRACT.set(WeakMethod(self._extract))
+
+    def _extract(self, source: Path) -> str:
+        """Extract the level of a delivery file to a file that transformers reads."""
+        config = self.quantization_config
+        self.network = Network([str(source)], delivered=True)
+        self.extracted = TemporaryDirectory(prefix="elsa-", ignore_cleanup_errors=True)
+        level = Path(self.extracted.name, "model.safetensors")
+        try:
+            elsa_format.extract(source, level, level=config.level, verify=config.verify)
+        except BaseException:
+            self.extracted.cleanup()
+            raise
+        return str(level)
 
     def _process_model_before_weight_loading(
         self, model: PreTrainedModel, checkpoint_files: list[str] | None = None, **_: Any
@@ -48,7 +82,8 @@ class ElsaQuantizer(HfQuantizer):
         if not files or not all(str(file).endswith(".safetensors") for file in files):
             raise InvalidCheckpoint(f"{model.name_or_path}: no .safetensors file to load")
         config = self.quantization_config
-        self.network = Network(files)
+        if self.extracted is None:
+            self.network = Network(files)
         self.level = self.network.level_of(config.level)
         if config.verify:
             self.network.verify()
@@ -73,7 +108,11 @@ class ElsaQuantizer(HfQuantizer):
         places = places_of(model, self.network, model._weight_conversions or [])
         levels = ModelLevels(model, self.network, places)
         levels.mask_converted(model, self.level, self.wanted)
-        levels.show(model, self.level, fresh=True)
+        if self.extracted is None:
+            levels.show(model, self.level, fresh=True)
+        else:
+            self.extracted.cleanup()
+            self._refuse_offloaded(model)
         LEVELS[model] = levels
         self._leave(model)
         return model
@@ -86,6 +125,16 @@ class ElsaQuantizer(HfQuantizer):
                     f"{self.network.where}: {name!r} has shape {list(tensor.shape)}, by the config "
                     f"it is {list(self.shapes[name])}; for another head, extract the level, and "
                     "load that with ignore_mismatched_sizes=True"
+                )
+
+    def _refuse_offloaded(self, model: PreTrainedModel) -> None:
+        """Refuse weights that would be read from the extracted level later."""
+        for name, tensor in model.state_dict().items():
+            if tensor.is_meta:
+                raise InvalidOption(
+                    f"{self.network.where}: {name!r} is offloaded, which a delivery file does not "
+                    f"support; run: elsa-extract {Path(self.network.where).parent} "
+                    f"--level {self.level} -o OUT"
                 )
 
     def _leave(self, model: PreTrainedModel) -> None:
@@ -103,3 +152,6 @@ class ElsaQuantizer(HfQuantizer):
     def is_trainable(self) -> bool:
         """Whether the model may be trained."""
         return True
+
+
+load_fetched_directories()
