@@ -26,6 +26,7 @@ def _import_from_source() -> None:
 _import_from_source()
 with atheris.instrument_imports(include=["elsa_format"]):
     from fuzz.answers import mutate as mutate_answers
+    from fuzz.fetching import mutate as mutate_fetches
     from fuzz.mutate import mutate
     from fuzz.seeds import HERE, seeds
     from fuzz.targets import TARGETS
@@ -52,6 +53,8 @@ def main() -> None:
             return (data[:1] + mutate(data[1:], rng, start))[:max_size]
         if target == "http":
             return mutate_answers(data, rng, start)[:max_size]
+        if target == "fetch":
+            return mutate_fetches(data, rng, start)[:max_size]
         return mutate(data, rng, start)[:max_size]
 
     if target != "kernels":  # AddressSanitizer reserves terabytes of addresses

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import elsa_format as elsa
-from fuzz import answers
+from fuzz import answers, fetching
 
 HERE = Path(__file__).resolve().parent
 VECTORS = HERE.parent / "spec" / "vectors"
@@ -36,6 +36,8 @@ def seeds(target: str) -> tuple[bytes, ...]:
         found += [bytes([function]) + rng.bytes(200) for function in range(16)]
     elif target == "http":
         found += answers.seeds()
+    elif target == "fetch":
+        found += fetching.seeds()
     elif target == "delivery":
         files = _vectors("valid/delivery") + _vectors("invalid", "*.ship")
         rng = np.random.default_rng(0)

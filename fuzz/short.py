@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 
 from fuzz.answers import mutate as mutate_answers
+from fuzz.fetching import mutate as mutate_fetches
 from fuzz.mutate import mutate
 from fuzz.seeds import found_before, seeds
 from fuzz.targets import TARGETS
@@ -29,6 +30,8 @@ def inputs(target: str, rounds: int, seed: int, start: tuple[bytes, ...] = ()) -
             changed = bytes([rng.randrange(256)]) + rng.randbytes(rng.randrange(200))
         elif target == "http":
             changed = mutate_answers(base, rng, start)
+        elif target == "fetch":
+            changed = mutate_fetches(base, rng, start)
         else:
             changed = mutate(base, rng, start)
         found.append(changed)

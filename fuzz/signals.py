@@ -351,8 +351,9 @@ class Stress:
 
 
 def hear_signals() -> None:
-    """Undo what a shell does to jobs in the background: they ignore Ctrl-C."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    """Undo what a shell does to jobs in the background, and nohup: they ignore signals."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def hears_signals(pid: int) -> bool:

@@ -22,6 +22,7 @@ from elsa_format._container.header import check_size
 from elsa_format._delivery.document import is_delivery
 from fuzz.answers import answers
 from fuzz.delivery import delivery
+from fuzz.fetching import fetching
 from fuzz.kernels import kernels
 from fuzz.seeds import VECTORS
 from spec import plain_elsa as plain
@@ -346,4 +347,5 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "kernels": kernels,
     "http": answers,
     "delivery": delivery,
+    "fetch": fetching,
 }
