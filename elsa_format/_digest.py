@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from elsa_format._container.dtypes import of_array
 from elsa_format._container.header import TensorInfo
+from elsa_format._errors import DigestMismatch
 from elsa_format._kept import compact
 from elsa_format._memory import give_block, take_block
 from elsa_format._threads import CORES, Task, start
@@ -132,10 +133,6 @@ class LevelDigests:
                 info.name, info, level.mask.hexdigest(), level.values.hexdigest()
             )
 
-    def result(self) -> list[str]:
-        """The digest of each level."""
-        return [digest_of_lines(lines) for lines in self.lines]
-
 
 def digest_line(name: str, info: TensorInfo, *hashes: str) -> str:
     """One tensor's line; the length before the name keeps any name unambiguous."""
@@ -149,6 +146,15 @@ def digest_of_lines(lines: Mapping[str, str]) -> str:
     for name in sorted(lines, key=lambda name: name.encode("utf-8")):
         total.update(lines[name].encode("utf-8"))
     return f"sha256:{total.hexdigest()}"
+
+
+def compare_digest(where: str, name: str, stated: str | None, lines: Mapping[str, str]) -> bool:
+    """Compare the digest of a level with the one that is stated; whether there is one."""
+    if stated is None:
+        return False
+    if (found := digest_of_lines(lines)) != stated:
+        raise DigestMismatch(f"{where}: level {name!r}: digest {found}, expected {stated}")
+    return True
 
 
 def level_digest(tensors: Mapping[str, NDArray[Any]], nested: Iterable[str]) -> str:

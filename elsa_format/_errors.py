@@ -16,7 +16,8 @@ ElsaError
 │   ├── NoSuchLevel             the level asked for is not in the file
 │   ├── NoLevelGiven            a level has to be chosen, and was not
 │   ├── TooLarge                the network takes more memory than allowed
-│   └── packing     InfeasibleLevels · NoSuchTensor · NoGraph, which are FormatErrors too
+│   └── packing     InfeasibleLevels · NoSuchTensor (a KeyError, too) · NoGraph, which are
+│                   FormatErrors as well
 ├── OutputExists                the output is there already (exit code 1)
 ├── InputChanged                the input was modified while it was read (exit code 1)
 ├── RemoteError                 a URL cannot be read or written (exit code 1)
@@ -24,12 +25,17 @@ ElsaError
 """
 
 import re
-from collections.abc import Callable
-from typing import ClassVar
+from collections.abc import Callable, Iterable
+from itertools import islice
+from typing import Any, ClassVar
+
+from elsa_format._installed import PACKAGE, install_command
 
 LONGEST_MESSAGE = 1000
 """Characters; names in a header may have millions."""
 
+_COMPARED, _LONGEST_NAME = 1000, 200
+"""Names to look for similar ones in, and their characters: there may be many, and long ones."""
 _NAMED = re.compile(r"{(\w+)(\(\))?}")
 
 
@@ -46,6 +52,13 @@ class ElsaError(Exception):
         self.message, self.hint, self.options = message, hint, options
         super().__init__(self.worded(_keyword, "elsa_format.{}()".format))
 
+    def __str__(self) -> str:
+        return str(self.args[0])  # whatever KeyError and ImportError make of it
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As it is: a subclass may be made of other arguments than those of this class."""
+        return _again, (type(self), self.args), self.__dict__
+
     def worded(self, option: Callable[[str, object], str], function: Callable[[str], str]) -> str:
         """The message and its hint, with the options and functions it names in others' words."""
         if not self.hint:
@@ -56,6 +69,13 @@ class ElsaError(Exception):
             return function(name) if found[2] else option(name, self.options.get(name))
 
         return _one_line(f"{self.message}; {_NAMED.sub(word, self.hint)}")
+
+
+def _again(kind: type[ElsaError], arguments: tuple[Any, ...]) -> ElsaError:
+    """An error of a kind, before what it knows is put back."""
+    error = kind.__new__(kind)
+    super(ElsaError, error).__init__(*arguments)
+    return error
 
 
 def _keyword(name: str, value: object) -> str:
@@ -231,8 +251,18 @@ class InfeasibleLevels(InvalidOption, FormatError):
     """The requested levels cannot be made from these weights."""
 
 
-class NoSuchTensor(InvalidOption, TensorMismatch):
-    """A pattern matches no tensor."""
+class NoSuchTensor(InvalidOption, TensorMismatch, KeyError):
+    """No tensor has the name that was asked for, or matches the pattern."""
+
+    @classmethod
+    def of(cls, where: str, problem: str, name: object, names: Iterable[str]) -> "NoSuchTensor":
+        """For a name or pattern that no tensor has: those that are like it, or a few."""
+        from difflib import get_close_matches  # only where something is wrong
+
+        compared = [known for known in islice(names, _COMPARED) if len(known) <= _LONGEST_NAME]
+        like = get_close_matches(str(name)[:_LONGEST_NAME], compared, cutoff=0.5)
+        known = ", ".join(map(repr, like or compared[:3])) or "none"
+        return cls(f"{where}: {problem} {name!r}; {'similar' if like else 'some'} names: {known}")
 
 
 class NoGraph(InvalidOption, InvalidCheckpoint):
@@ -250,14 +280,23 @@ class InputChanged(ElsaError):
 class RemoteError(ElsaError):
     """A URL cannot be read, or not be written."""
 
+    def __init__(
+        self, message: str, hint: str = "", *, status: int | None = None, **options: object
+    ) -> None:
+        super().__init__(message, hint, **options)
+        self.status = status
+        """What the server answered, if that was no file: 404, 403, …"""
+
 
 class MissingExtra(ElsaError, ImportError):
     """A package is not installed that is needed for what was asked."""
 
     @classmethod
-    def of(cls, error: ImportError, what: str, extra: str) -> "MissingExtra":
-        """For a failed import: what it is needed for, and which extra brings it."""
+    def of(
+        cls, error: ImportError, what: str, extra: str, package: str = PACKAGE
+    ) -> "MissingExtra":
+        """For a failed import: what needs it, and which extra of which package brings it."""
         if not isinstance(error, ModuleNotFoundError):
             return cls(f"{what}: {error}")  # it is there, and broken
-        package = str(error.name).partition(".")[0]
-        return cls(f"{what} needs {package}; pip install 'elsa-format[{extra}]'")
+        module = str(error.name).partition(".")[0]
+        return cls(f"{what} needs {module}; run: {install_command(extra, package)}")

@@ -10,15 +10,12 @@ from elsa_format._choose import check_layout, choose_level
 from elsa_format._container.header import TensorInfo
 from elsa_format._container.index import is_index, is_url
 from elsa_format._container.json import parse_document
-from elsa_format._delivery.network import DeliveryNetwork, DeliveryShards
-from elsa_format._errors import InvalidOption, NoSuchLevel
+from elsa_format._errors import InvalidOption
 from elsa_format._kernels import mask
 from elsa_format._layouts import FORMS, Layout, Piece
-from elsa_format._level_header import level_header
-from elsa_format._level_network import LevelNetwork
-from elsa_format._level_reader import LevelReader, counted
-from elsa_format._network import Network, Step
-from elsa_format._open import open_network
+from elsa_format._level_header import describe_level, level_header
+from elsa_format._level_reader import LevelReader, Proof, counted
+from elsa_format._network import Network, Step, open_network
 from elsa_format._options import whole as whole_number
 from elsa_format._output import Output, Target, is_special
 from elsa_format._output.directory import in_directory
@@ -51,11 +48,11 @@ def extract(
 
     Of a level file, whose level need not be named, it is the way to another layout.
 
-    The level is given by number or name, or as the densest with at least a `sparsity` (percent, or
-    a fraction below 1), or as the densest whose file has at most `max_size` bytes. Source and
-    target are paths, URLs or binary streams; neither needs to seek. With `keep_levels` the output
-    stays an ELSA file that holds levels 1..level; it has no layout but dense. A network of more
-    than `max_bytes` is refused. Checksums are compared unless `verify` is
+    The level is given by number or name, or as the densest with at least a `sparsity` (percent,
+    a fraction below 1, or N:M), or as the densest whose file has at most `max_size` bytes. Source
+    and target are paths, URLs or binary streams; neither needs to seek. With `keep_levels` the
+    output stays an ELSA file that holds levels 1..level; it has no layout but dense. A network of
+    more than `max_bytes` is refused. Checksums are compared unless `verify` is
     false, and on any error a target that is a file, here or in a store, is left as it was.
 
     With `whole`, the ELSA file of which a delivery file was made comes back byte for byte, and it
@@ -77,7 +74,11 @@ def extract(
     check_shard_size(target, max_shard_size)
     jobs = whole_number("jobs", jobs, low=1)
     if whole:
-        return _whole(source, target, (level, sparsity, max_size), force=force, progress=progress)
+        if any(wish is not None for wish in (level, sparsity, max_size, max_shard_size)):
+            raise TypeError("whole goes with no level, sparsity, max_size or max_shard_size")
+        if keep_levels or layout != "dense":
+            raise TypeError("whole goes with the dense layout, and without keep_levels")
+        return _whole(source, target, max_bytes=max_bytes, force=force, progress=progress)
     if keep_levels and (layout != "dense" or max_size is not None):
         raise TypeError("keep_levels goes with the dense layout, and with level or sparsity")
     with open_network(source, along=True, max_bytes=max_bytes) as network:
@@ -99,45 +100,28 @@ def extract(
             job.keep_levels(groups, target, force=force)
         else:
             job.extract(groups, target, force=force)
-        return network.stated(number)
+        return number
 
 
 def _whole(
-    source: Source,
-    target: Target,
-    wishes: tuple[object, ...],
-    *,
-    force: bool,
-    progress: Progress,
+    source: Source, target: Target, *, max_bytes: int | None, force: bool, progress: Progress
 ) -> LevelNumber:
     """Write the file, or the shards, that delivery files were made of."""
-    if any(wish is not None for wish in wishes):
-        raise TypeError("whole goes with neither level, sparsity nor max_size")
-    with open_network(source, along=True) as network:
-        if isinstance(network, DeliveryNetwork):
-            network.delivery.whole(target, force=force, progress=progress)
-        elif isinstance(network, DeliveryShards):
-            _whole_shards(network, target, force=force, progress=progress)
-        else:
-            raise InvalidOption(f"{network.name}: is not a delivery file, which alone has a whole")
+    with open_network(source, along=True, max_bytes=max_bytes) as network:
+        files = network.files
+        if network not in files and not is_index(target):
+            raise InvalidOption("the whole of an index is an index")
+        headers, restored = [file.header for file in files], [file.restored() for file in files]
+        meter = Meter(progress, sum(header.data_start + header.data_size for header in headers))
+        in_order = len(files) == 1
+        with open_destination(target, len(files), force=force, in_order=in_order) as destination:
+            for blocks, output in zip(restored, destination.outputs, strict=True):
+                for position, block in blocks:
+                    output.write_at(position, block)
+                    meter.tick(memoryview(block).nbytes)
+            tensors = [header.tensors.values() for header in headers]
+            destination.commit(tensors, network.about, progress)
     return "dense"
-
-
-def _whole_shards(
-    network: DeliveryShards, target: Target, *, force: bool, progress: Progress
-) -> None:
-    if not is_index(target):
-        raise InvalidOption("the whole of an index is an index")
-    meter = Meter(progress, network.header.data_size)
-    files = network.deliveries
-    with open_destination(target, len(files), force=force) as destination:
-        for file, output in zip(files, destination.outputs, strict=True):
-            for position, block in file.delivery.whole_blocks():
-                output.write_at(position, block)
-                meter.tick(memoryview(block).nbytes)
-            file.delivery.finish()
-        tensors = [file.header.tensors.values() for file in files]
-        destination.commit(tensors, network.about, progress)
 
 
 @dataclass(frozen=True)
@@ -145,7 +129,7 @@ class _Job:
     """A level to be extracted."""
 
     network: Network
-    level: int | None
+    level: LevelNumber
     layout: Layout
     verify: bool
     meter: Meter
@@ -156,7 +140,7 @@ class _Job:
         """Bytes that a tensor will take."""
         network, info = self.network, self.network.tensors[name]
         nested = network.nested(info, self.level)
-        if self.level is not None and keep_levels:
+        if self.level != "dense" and keep_levels:
             return info.nbytes * (1 + self.level if name in network.profile.varying else 1)
         if nested is None:
             return info.nbytes
@@ -165,13 +149,19 @@ class _Job:
     def _read(self, take: Callable[[LevelReader, Step], None]) -> None:
         """Hand over every stored tensor, of several files at the same time."""
 
-        def read(part: Network) -> None:
-            with LevelReader(part, self.level, verify=self.verify, tick=self.meter.tick) as reader:
-                for step in part.steps(self.level):
+        proof = Proof(self.network) if self.verify else None
+        level, verify, tick = self.level, self.verify, self.meter.tick
+
+        def read(file: Network) -> None:
+            with LevelReader(file, level, verify=verify, proof=proof, tick=tick) as reader:
+                for step in file.steps(level):
                     take(reader, step)
                 reader.finish()
 
-        self.meter.run(read, self.network.parts, self.jobs)
+        self.network.need(level)
+        self.meter.run(read, self.network.files, self.jobs)
+        if proof is not None:
+            proof.finish()
 
     def extract(self, groups: list[list[str]], target: Target, *, force: bool) -> None:
         """Write the level as a plain checkpoint."""
@@ -179,11 +169,9 @@ class _Job:
         with open_destination(target, len(groups), force=force, in_order=in_order) as destination:
             places: dict[str, tuple[Output, int]] = {}
             files = []
-            for number, output in enumerate(destination.outputs, 1):
-                network = self.network
-                if destination.sharded:
-                    network = network.part(frozenset(groups[number - 1]), (number, len(groups)))
-                prefix, placed = level_header(network, self.level, self.layout)
+            for number, output in enumerate(destination.outputs):
+                names = frozenset(groups[number]) if destination.sharded else None
+                prefix, placed = level_header(self.network, self.level, self.layout, names)
                 output.write_at(0, prefix)
                 for name, info in placed.items():
                     places[name] = output, len(prefix) + info.start
@@ -201,9 +189,9 @@ class _Job:
 
     def _index_metadata(self) -> dict[str, Any]:
         """What the shards of a level cannot say by themselves, as the digest of the whole."""
-        if self.level is None:
+        if self.level == "dense":
             return dict(self.network.about)
-        described = self.network.describe(self.level, self.layout, {})
+        described = describe_level(self.network, self.level, self.layout, {})
         document = parse_document(described, _level_document.KEY)
         del document["tensors"]
         return {**self.network.about, _level_document.KEY: document}
@@ -223,14 +211,8 @@ class _Job:
 
     def keep_levels(self, groups: list[list[str]], target: Target, *, force: bool) -> None:
         """Cut the file down to its first levels; the last of them becomes the dense network."""
-        network, profile, level = self.network, self.network.profile, self.level
-        if isinstance(network, LevelNetwork):
-            raise NoSuchLevel(f"{network.name}: a level file has no levels to keep")
-        if level is None:
-            raise NoSuchLevel(
-                f"{network.name}: the dense network has no levels to keep, "
-                f"expected a level 1..{len(profile.levels)}"
-            )
+        network, profile = self.network, self.network.profile
+        level = network.first_levels(self.level)
         copies: dict[str, list[str]] = {}
         for name in network.tensors:
             copies[profile.stored_name(name, level)] = [name]

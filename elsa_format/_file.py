@@ -12,13 +12,13 @@ from elsa_format._choose import check_layout, choose_level
 from elsa_format._closing import Closing
 from elsa_format._container.arrays import check_out
 from elsa_format._container.header import TensorInfo
+from elsa_format._errors import NoSuchTensor
 from elsa_format._layouts import FORMS, Bitmask, Csr, Layout, Nested
 from elsa_format._level_header import LevelSizes, level_tensors
-from elsa_format._level_reader import LevelReader, counted
+from elsa_format._level_reader import LevelReader, Proof, counted, prove
 from elsa_format._memory import Arena
-from elsa_format._network import Network, Step
-from elsa_format._open import open_network
-from elsa_format._profile import KEY, Level, LevelLike, LevelNumber, Profile
+from elsa_format._network import Network, Step, open_network
+from elsa_format._profile import Level, LevelLike, LevelNumber, Profile
 from elsa_format._storage import Source
 from elsa_format._threads import CORES, run
 from elsa_format.levels import Sparsity
@@ -61,7 +61,7 @@ class File(Closing):
         self.network: Network = open_network(source, max_bytes=max_bytes)
         """What the file is made of, for those who read it their own way."""
         self.path = self.network.name
-        self._verify = verify
+        self._verify, self._proven = verify, False
 
     @property
     def profile(self) -> Profile:
@@ -98,8 +98,8 @@ class File(Closing):
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """The file's metadata other than the profile."""
-        return {k: v for k, v in self.network.header.metadata.items() if k != KEY}
+        """The file's metadata, without the document that says what kind of file it is."""
+        return self.network.metadata
 
     @property
     def data_size(self) -> int:
@@ -165,8 +165,7 @@ class File(Closing):
         (2, 1)
         """
         network = self.network if layout == "dense" and sparsity is None else self._counted
-        number = choose_level(network, sparsity=sparsity, max_size=max_size, layout=layout)
-        return self.network.stated(number)
+        return choose_level(network, sparsity=sparsity, max_size=max_size, layout=layout)
 
     def tensor(
         self, name: str, level: LevelLike = "dense", *, out: NDArray[Any] | None = None
@@ -183,8 +182,15 @@ class File(Closing):
         if out is not None:
             check_out(out, info.dtype.numpy, info.shape, f" for tensor {info.name!r}")
             flat = out.reshape(-1).view(np.uint8)
+        self._prove()
         with LevelReader(self.network, number, only=info, verify=self._verify) as reader:
             return reader.array(step, flat)
+
+    def _prove(self) -> None:
+        """See, once, that a level file is what it states: its tensors have no checksums."""
+        if self._verify and not self._proven:
+            prove(self.network)
+        self._proven = True
 
     @overload
     def load(
@@ -221,24 +227,29 @@ class File(Closing):
             else:
                 loaded[name] = _load_sparse(reader, step.nested, layout, arena)
 
+        proof = Proof(network) if self._verify else None
+
         def load_alone(step: Step) -> None:
-            with LevelReader(network, number, only=step.info, verify=self._verify) as reader:
+            verify, only = self._verify, step.info
+            with LevelReader(network, number, only=only, verify=verify, proof=proof) as reader:
                 load_one(step, reader)
 
         steps = [step for step in network.steps(number) if step.name is not None]
-        if network.view(number)[0].high_latency or self.data_size < PARALLEL_FROM:
+        if network.high_latency or self.data_size < PARALLEL_FROM:
             # One request for all of the data is cheaper than one for each tensor.
-            with LevelReader(network, number, verify=self._verify) as reader:
+            with LevelReader(network, number, verify=self._verify, proof=proof) as reader:
                 for step in steps:
                     load_one(step, reader)
-            return loaded
-        steps.sort(key=lambda step: -step.info.nbytes)
-        run(load_alone, steps, CORES)
+        else:
+            steps.sort(key=lambda step: -step.info.nbytes)
+            run(load_alone, steps, CORES)
+        if proof is not None:
+            proof.finish()
         return loaded
 
-    def _step(self, name: str, level: int | None) -> Step:
+    def _step(self, name: str, level: LevelNumber) -> Step:
         if name not in self.network.tensors:
-            raise KeyError(name)
+            raise NoSuchTensor.of(self.path, "no tensor", name, self.network.tensors)
         info = self.network.header.tensors[self.profile.stored_name(name, level)]
         return Step(info, name, self.network.nested(info, level))
 

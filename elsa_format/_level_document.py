@@ -11,7 +11,13 @@ from elsa_format._container.index import Index
 from elsa_format._container.json import MAX_OFFSET, MAX_SAFE_INTEGER, dump, parse_document
 from elsa_format._container.version import check_version
 from elsa_format._counters import MAX_LEVELS
-from elsa_format._errors import FormatError, InvalidIndex, InvalidLayout, UnsupportedFeature
+from elsa_format._errors import (
+    FormatError,
+    InvalidIndex,
+    InvalidLayout,
+    NotElsa,
+    UnsupportedFeature,
+)
 from elsa_format._layouts import FORMS, LAYOUTS, Layout, part_name
 from elsa_format._profile import DIGEST, VERSION, Level
 from elsa_format._profile import KEY as PROFILE_KEY
@@ -63,7 +69,7 @@ def describe_nested(nested: Mapping[str, TensorInfo]) -> dict[str, Any]:
 
 
 def parse(header: Header, where: str) -> LevelFile | None:
-    """The description in a header, checked against the tensors; None for other files."""
+    """The description in a header, checked against the tensors; None for a plain checkpoint."""
     for key, kind in _OTHERS.items():
         if key in header.metadata:
             raise InvalidLayout(
@@ -72,6 +78,12 @@ def parse(header: Header, where: str) -> LevelFile | None:
             )
     text = header.metadata.get(KEY)
     if text is None:
+        for name in header.tensors:
+            if name.startswith(RESERVED):
+                raise NotElsa(
+                    f"{where}: tensor {name!r} has a reserved name, but the metadata has no {KEY}: "
+                    "neither a level file nor a checkpoint"
+                )
         return None
     document = parse_document(text, f"{where}: {KEY}")
     level, name, layout, digest = _fields(document, f"{where}: {KEY}", InvalidLayout)

@@ -1,6 +1,6 @@
 """What the file of a level will look like, from the network's header alone (spec §9)."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 
@@ -16,13 +16,19 @@ from elsa_format._container.header import (
 from elsa_format._container.json import dump
 from elsa_format._layouts import FORMS, Layout
 from elsa_format._network import Network
+from elsa_format._profile import LevelNumber
 
 
-def level_tensors(network: Network, level: int | None, layout: Layout) -> dict[str, TensorInfo]:
-    """The tensors of a level file, each in its place, from the header alone."""
+def level_tensors(
+    network: Network, level: LevelNumber, layout: Layout, names: Collection[str] | None = None
+) -> dict[str, TensorInfo]:
+    """The tensors of a level file, each in its place, from the header alone.
+
+    Those of some `names` only, where the file is a shard.
+    """
     infos: list[TensorInfo] = []
     for step in network.steps(level):
-        if step.name is None:
+        if step.name is None or (names is not None and step.name not in names):
             continue
         info = replace(step.info, name=step.name)
         if step.nested is None:
@@ -34,15 +40,34 @@ def level_tensors(network: Network, level: int | None, layout: Layout) -> dict[s
 
 
 def level_header(
-    network: Network, level: int | None, layout: Layout
+    network: Network, level: LevelNumber, layout: Layout, names: Collection[str] | None = None
 ) -> tuple[bytes, dict[str, TensorInfo]]:
     """The bytes before the data of a level file, and where its tensors go."""
     metadata = network.metadata
-    if level is not None:
-        nested = {name: network.header.tensors[name] for name in network.profile.nested}
-        metadata[_level_document.KEY] = network.describe(level, layout, nested)
-    placed = level_tensors(network, level, layout)
+    if level != "dense":
+        nested = {
+            name: network.header.tensors[name]
+            for name in network.profile.nested
+            if names is None or name in names
+        }
+        document = describe_level(network, level, layout, nested, shard=names is not None)
+        metadata[_level_document.KEY] = document
+    placed = level_tensors(network, level, layout, names)
     return serialize(placed, metadata), placed
+
+
+def describe_level(
+    network: Network,
+    level: int,
+    layout: Layout,
+    nested: Mapping[str, TensorInfo],
+    *,
+    shard: bool = False,
+) -> str:
+    """What the file of a level says of itself; a shard does not know the digest of the whole."""
+    whole = not shard and network.profile.shard is None
+    entry = network.profile.level(level)
+    return _level_document.describe(level, entry, layout, nested, digest=whole)
 
 
 class LevelSizes:
@@ -55,8 +80,8 @@ class LevelSizes:
         self.network = network
         self._names = {name: _json_size(name) for name in network.tensors}
 
-    def size(self, level: int | None, layout: Layout) -> int:
-        """Bytes of the file of a level, None for the dense network."""
+    def size(self, level: LevelNumber, layout: Layout) -> int:
+        """Bytes of the file of a level."""
         if layout == "dense" and not self.network.profile.per_level:
             text, data = self._dense  # levels differ in nothing but their description
         else:
@@ -66,9 +91,9 @@ class LevelSizes:
 
     @cached_property
     def _dense(self) -> tuple[int, int]:
-        return self._measure(None, "dense")
+        return self._measure("dense", "dense")
 
-    def _measure(self, level: int | None, layout: Layout) -> tuple[int, int]:
+    def _measure(self, level: LevelNumber, layout: Layout) -> tuple[int, int]:
         """Bytes of the tensors' entries in the header, and of their data."""
         pieces = list(self._pieces(level, layout))
         if layout != "dense":
@@ -79,7 +104,7 @@ class LevelSizes:
             position += size
         return text, position
 
-    def _pieces(self, level: int | None, layout: Layout) -> Iterator[tuple[int, int, int]]:
+    def _pieces(self, level: LevelNumber, layout: Layout) -> Iterator[tuple[int, int, int]]:
         """Of every stored tensor: element width, bytes of its entry but offsets, bytes of data."""
         for step in self.network.steps(level):
             name, info = step.name, step.info
@@ -93,14 +118,14 @@ class LevelSizes:
                 size = _entry_size(self._names[name] + extra, part)
                 yield part.dtype.size, size, part.nbytes
 
-    def _metadata(self, level: int | None, layout: Layout) -> int:
+    def _metadata(self, level: LevelNumber, layout: Layout) -> int:
         """Bytes of everything else in the header."""
         metadata = self.network.metadata
-        if level is not None:
-            metadata[_level_document.KEY] = self.network.describe(level, layout, {})
+        if level != "dense":
+            metadata[_level_document.KEY] = describe_level(self.network, level, layout, {})
         if not metadata:  # then no comma comes before the first tensor
             return len("{}") - bool(self._names)
-        nested = self._nested_size if level is not None else 0
+        nested = self._nested_size if level != "dense" else 0
         return _json_size({"__metadata__": metadata}) + nested
 
     @cached_property

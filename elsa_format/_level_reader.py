@@ -1,9 +1,7 @@
 """Read a network block by block, from whatever holds it: the one way from bytes to weights."""
 
-import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import xxhash
@@ -12,12 +10,14 @@ from numpy.typing import NDArray
 from elsa_format._closing import Closing
 from elsa_format._container.arrays import as_array
 from elsa_format._container.header import TensorInfo
-from elsa_format._errors import ChecksumMismatch, TrailingData, Truncated
+from elsa_format._digest import LevelDigests, compare_digest
+from elsa_format._errors import ChecksumMismatch, Truncated
+from elsa_format._kept import NOT_ZERO
 from elsa_format._layouts import FORMS
-from elsa_format._level_network import LevelNetwork
 from elsa_format._memory import BLOCK, aligned, give_block, take_block
 from elsa_format._network import Network, Step
-from elsa_format._storage import SpooledStorage, fill
+from elsa_format._profile import LevelNumber
+from elsa_format._storage import fill
 
 Block = NDArray[np.uint8]
 
@@ -35,54 +35,60 @@ class LevelReader(Closing):
     def __init__(
         self,
         network: Network,
-        level: int | None = None,
+        level: LevelNumber = "dense",
         *,
         only: TensorInfo | None = None,
         verify: bool = True,
+        proof: "Proof | Literal[False] | None" = None,
         tick: Callable[[int], object] | None = None,
+        problem: Callable[[ChecksumMismatch], object] | None = None,
     ) -> None:
-        """Get ready to read what a level needs, or the `only` tensor that is wanted of it."""
+        """Get ready to read what a level needs, or the `only` tensor that is wanted of it.
+
+        Who reads all tensors by one reader has them proven when it finishes. Several readers share
+        a `proof`, finished when all of them are; False is for who computes digests anyway. A tensor
+        whose checksum is wrong raises, unless somebody takes the `problem`.
+        """
         self.network, self.name = network, network.name
-        self._storage, checksums = network.view(level)
-        self._checksums = checksums if verify else {}
-        self._tick = tick
-        header = network.header
-        start = header.data_start + (only.start if only else 0)
-        stop = header.data_start + (only.stop if only else header.data_size)
-        if self._storage.size is None:
-            stop = sys.maxsize  # what follows the last tensor must be seen, too
-        self._data = self._storage.reader(start, stop)
-        self._position = start
+        self._bytes = network.open(level, only)
+        self._level, self._verify = level, verify
+        self._proof = proof
+        self._own_proof = proof is None and verify and only is None
+        if self._own_proof:
+            self._proof = Proof(network)
+        self._tick, self._problem = tick, problem
         self._buffer: Block | None = None
 
     def blocks(self, info: TensorInfo, into: Block | None = None) -> Iterator[Block]:
         """A stored tensor's bytes: parts of `into`, or else blocks that overwrite one another."""
-        start = self.network.header.data_start + info.start
-        if info.nbytes and self._position != start:
-            self._data.seek(start)
-            self._position = start
-        checksum = xxhash.xxh3_64() if info.name in self._checksums else None
+        if info.nbytes:
+            self._bytes.seek(info)
+        expected = self.network.checksum(info.name, self._level) if self._verify else None
+        checksum = xxhash.xxh3_64() if expected else None
         if into is None and self._buffer is None and info.nbytes:
             self._buffer = take_block()
         for at in range(0, info.nbytes, self.block):
             size = min(info.nbytes - at, self.block)
             block = self._buffer[:size] if into is None else into[at : at + size]  # type: ignore[index]
-            missing = fill(self._data, block.data)
+            missing = fill(self._bytes, block.data)
             if missing:
                 raise Truncated(
                     f"{self.name}: tensor {info.name!r} ends {info.nbytes - at - size + missing} "
                     f"bytes early, expected {info.nbytes}"
                 )
-            self._position += size
             if checksum:
                 checksum.update(block.data)
                 if at + size == info.nbytes:
-                    self._compare(info, checksum)
+                    self._compare(info, checksum, expected)
+            if self._proof:
+                self._proof.take(info, block)
             yield block
             if self._tick:
                 self._tick(size)
         if checksum and not info.nbytes:
-            self._compare(info, checksum)
+            self._compare(info, checksum, expected)
+        if self._proof:
+            self._proof.end(info)
 
     def level_blocks(
         self,
@@ -124,36 +130,80 @@ class LevelReader(Closing):
         for _ in self.blocks(info):
             pass
 
-    def _compare(self, info: TensorInfo, checksum: xxhash.xxh3_64) -> None:
-        found, expected = f"xxh3:{checksum.hexdigest()}", self._checksums[info.name]
-        if found != expected:
-            raise ChecksumMismatch(
+    def _compare(self, info: TensorInfo, checksum: xxhash.xxh3_64, expected: str | None) -> None:
+        if (found := f"xxh3:{checksum.hexdigest()}") != expected:
+            error = ChecksumMismatch(
                 f"{self.name}: tensor {info.name!r}: checksum {found}, expected {expected}"
             )
+            if self._problem is None:
+                raise error
+            self._problem(error)
 
     def finish(self) -> None:
-        """Check that nothing follows the last tensor, and that the input is what it was."""
-        if self._storage.size is None and self._data.read(1):
-            raise TrailingData(f"{self.name}: bytes follow the last tensor")
-        self._storage.check_unchanged()
+        """See that nothing follows the last tensor, and that the input is what it was."""
+        self._bytes.finish()
+        self.network.check_unchanged()
+        if self._own_proof and self._proof:
+            self._proof.finish()
 
     def close(self) -> None:
-        self._data.close()
+        self._bytes.close()
         if self._buffer is not None:
             give_block(self._buffer)
             self._buffer = None  # it is another's now
+
+
+class Proof:
+    """What a level file states of its tensors, which has no checksums: computed as they are read.
+
+    All others have checksums, and nothing is computed.
+    """
+
+    def __init__(self, network: Network) -> None:
+        self._network, self._stated = network, network.digests
+        self._digests = LevelDigests(NOT_ZERO, (NOT_ZERO,))
+
+    def __bool__(self) -> bool:
+        return bool(self._stated)
+
+    def take(self, info: TensorInfo, block: Block) -> None:
+        """Take the next bytes of a tensor."""
+        if info.name in self._network.profile.nested:
+            self._digests.update_nested(info.name, block.view(info.dtype.words))
+        else:
+            self._digests.update_plain(info.name, block)
+
+    def end(self, info: TensorInfo) -> None:
+        """Take no more of a tensor."""
+        if info.name in self._network.profile.nested:
+            self._digests.end_nested(info)
+        else:
+            self._digests.end_plain(info, info.name, (1,))
+
+    def finish(self) -> None:
+        """Raise DigestMismatch unless all that was read is what was stated."""
+        for names, digest in self._stated:
+            (lines,) = self._digests.lines
+            name = self._network.profile.levels[0].name
+            compare_digest(self._network.name, name, digest, {n: lines[n] for n in names})
+
+
+def prove(network: Network) -> None:
+    """Read a level file for its digest alone; of others nothing."""
+    if Proof(network):
+        with LevelReader(network) as reader:
+            for info in network.header.tensors.values():
+                reader.skip(info)
+            reader.finish()
 
 
 def counted(network: Network) -> Network:
     """The network with what its levels keep: a level file in the dense layout is read for that."""
     if network.counted:
         return network
-    assert isinstance(network, LevelNetwork)  # all others tell
-    if network.storage.size is None:
-        copy = SpooledStorage(network.storage, network.header.data_start)
-        network = replace(network, storage=copy)
+    network = network.rereadable()
     kept = dict.fromkeys(network.profile.nested, 0)
-    with LevelReader(network) as reader:
+    with LevelReader(network, verify=False) as reader:
         for name in kept:
             info = network.header.tensors[name]
             for block in reader.blocks(info):

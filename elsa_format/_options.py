@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from operator import index
 from typing import Any, TypeVar
 
+from elsa_format._errors import TooLarge
+
 T = TypeVar("T", bound=str)
 
 
@@ -66,3 +68,34 @@ def strings(keyword: str, value: str | Iterable[str]) -> list[str]:
         if not isinstance(item, str):
             raise TypeError(f"{keyword} holds {item!r}, expected strings")
     return items
+
+
+class Limit:
+    """The `max_bytes` of a call: what all headers together, and all tensors, may take at most.
+
+    Whatever reads a header counts it here first, and so refuses it before there is memory for it.
+
+    >>> limit = Limit(1000)
+    >>> limit.header(600, "a.safetensors")
+    >>> limit.header(600, "b.safetensors")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    elsa_format._errors.TooLarge: b.safetensors: headers of 1200 bytes, more than the 1000 ...
+    """
+
+    def __init__(self, max_bytes: int | None = None) -> None:
+        self._most = None if max_bytes is None else whole("max_bytes", max_bytes, low=0)
+        self._headers = 0
+
+    def header(self, size: int, where: str) -> None:
+        """Count a header, or an index, that is about to be read."""
+        self._headers += size
+        kind = "a header" if self._headers == size else "headers"
+        self._refuse(f"{where}: {kind}", self._headers)
+
+    def tensors(self, size: int, where: str) -> None:
+        """Refuse tensors that are too large as dense arrays."""
+        self._refuse(f"{where}: tensors", size)
+
+    def _refuse(self, what: str, size: int) -> None:
+        if self._most is not None and size > self._most:
+            raise TooLarge.of(f"{what} of {size} bytes", self._most)

@@ -1,5 +1,6 @@
 """The ELSA profile: what a file says about its levels (spec §5)."""
 
+import contextlib
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,6 +23,7 @@ from elsa_format._errors import (
     NotElsa,
     ProfileMismatch,
 )
+from elsa_format._kept import NOT_ZERO
 from elsa_format._options import as_whole
 
 VERSION = "1.0"
@@ -64,6 +66,8 @@ class Level:
     """The N:M pattern that was asked for."""
     digest: str | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    number: int = field(default=0, compare=False)
+    """1 for the sparsest of the network; a level file holds one that may have any number."""
 
     def to_json(self) -> dict[str, Any]:
         """The level's object in the profile."""
@@ -83,7 +87,7 @@ class Profile:
     >>> levels = (Level("90%", nonzero=1), Level("80%", nonzero=2))
     >>> profile = Profile(bits=2, levels=levels, nested={"w": (1, 2)}, per_level=("norm/mean",))
     >>> profile.level_number(2), profile.level_number("80%"), profile.level_number("dense")
-    (2, 2, None)
+    (2, 2, 'dense')
     >>> profile.stored_name("norm/mean", 2)
     '__elsa__.2.norm/mean'
     """
@@ -97,6 +101,13 @@ class Profile:
     shard: tuple[int, int] | None = None
     """(number, of): this file's place among the shards of one network."""
     version: str = VERSION
+
+    def __post_init__(self) -> None:
+        numbered = (
+            level if level.number else replace(level, number=t)
+            for t, level in enumerate(self.levels, 1)
+        )
+        object.__setattr__(self, "levels", tuple(numbered))
 
     def to_json(self, header_checksum: str = ZEROS) -> str:
         """The canonical text of the profile."""
@@ -117,21 +128,45 @@ class Profile:
             document["shard"] = {"number": self.shard[0], "of": self.shard[1]}
         return dump(dict(sorted(document.items())))
 
-    def level_number(self, level: LevelLike, where: str = "") -> int | None:
-        """The level's number, or None for the dense network."""
-        return find_level(level, [entry.name for entry in self.levels], where)
+    @property
+    def single(self) -> bool:
+        """Whether it is that of a level file: one level, whose counters nobody reads."""
+        return self.bits == NOT_ZERO
 
-    def stored_name(self, name: str, level: int | None) -> str:
+    def level_number(self, level: LevelLike, where: str = "") -> LevelNumber:
+        """The level's number, or "dense"."""
+        if not self.single:
+            return find_level(level, [entry.name for entry in self.levels], where)
+        held = self.levels[0]
+        with contextlib.suppress(NoSuchLevel):
+            if find_level(level, [""] * (held.number - 1) + [held.name]) == held.number:
+                return held.number
+        raise NoSuchLevel(
+            f"{where}: no level {level!r}, it holds level {held.number} ({held.name})"
+        )
+
+    def level(self, number: int) -> Level:
+        """What is known of a level."""
+        return self.levels[number - self.levels[0].number]
+
+    def kept(self, name: str, number: int) -> int:
+        """How many weights of a nested tensor a level keeps."""
+        return self.nested[name][number - self.levels[0].number]
+
+    def stored_name(self, name: str, level: LevelNumber) -> str:
         """The tensor that holds `name` at a level."""
-        return name if level is None or name not in self.varying else variant_name(name, level)
+        return name if level == "dense" or name not in self.varying else variant_name(name, level)
 
-    def check_counts(self, name: str, counts: Iterable[int], where: str) -> None:
-        """Raise CountMismatch unless so many weights with each counter are what levels keep."""
-        kept = tuple(accumulate(islice(counts, 1, len(self.levels) + 1)))
-        if kept != self.nested[name]:
+    def check_counts(
+        self, name: str, counts: Iterable[int], where: str, levels: int | None = None
+    ) -> None:
+        """Raise CountMismatch unless levels, the first or all, keep what so many counters say."""
+        levels = len(self.levels) if levels is None else levels
+        kept, expected = tuple(accumulate(islice(counts, 1, levels + 1))), self.nested[name]
+        if kept != expected[:levels]:
             raise CountMismatch(
                 f"{where}: tensor {name!r}: levels keep {list(kept)}, "
-                f"expected {list(self.nested[name])}"
+                f"expected {list(expected[:levels])}"
             )
 
     @cached_property
@@ -151,8 +186,8 @@ def join_profiles(parts: Sequence[Profile]) -> Profile:
     )
 
 
-def find_level(level: LevelLike, names: Sequence[str], where: str = "") -> int | None:
-    """The number of a level, None for the dense network; what is a number is not taken as a name.
+def find_level(level: LevelLike, names: Sequence[str], where: str = "") -> LevelNumber:
+    """The number of a level, or "dense"; what is a number is not taken as a name.
 
     >>> find_level("1:4", ["1:8", "1:4"]), find_level("1", ["2", "1"])
     (2, 1)
@@ -160,7 +195,7 @@ def find_level(level: LevelLike, names: Sequence[str], where: str = "") -> int |
     number, found = 0, []
     if isinstance(level, str):
         if level == "dense":
-            return None
+            return "dense"
         number = int(level) if _NUMBER.fullmatch(level) else 0
         found = [t for t, name in enumerate(names, 1) if name == level]
     else:
@@ -313,8 +348,8 @@ class _Parser:
             raise self.fail(f"{label} name", name, "a non-empty string")
         if "target" in entry and (not _is_number(target) or not 0 <= target <= 1):
             raise self.fail(f"{label} target", target, "a number in 0..1")
-        if "pattern" in entry and not _matches(_PATTERN, pattern):
-            raise self.fail(f"{label} pattern", pattern, "N:M")
+        if "pattern" in entry and not _is_pattern(pattern):
+            raise self.fail(f"{label} pattern", pattern, "N:M with 1 <= N <= M")
         if "digest" in entry and not _matches(DIGEST, digest):
             raise self.fail(f"{label} digest", digest, "sha256: and 64 hex digits")
         return Level(
@@ -408,6 +443,14 @@ def check_levels(levels: Sequence[Level], dense_metrics: Mapping[str, float]) ->
 
 def _matches(pattern: re.Pattern[str], value: Any) -> bool:
     return isinstance(value, str) and pattern.fullmatch(value) is not None
+
+
+def _is_pattern(value: Any) -> bool:
+    """Whether a value is N:M; there may be more digits than int() takes."""
+    if not _matches(_PATTERN, value):
+        return False
+    n, m = value.split(":")
+    return (len(n), n) <= (len(m), m)
 
 
 def _brief(value: Any) -> str:

@@ -15,11 +15,8 @@ from elsa_format._container.json import dump
 from elsa_format._container.listing import NAME as LISTING
 from elsa_format._delivery.document import BLOCK, BLOCKS, SUFFIX, header_bytes
 from elsa_format._delivery.encoder import Encoder
-from elsa_format._delivery.network import DeliveryNetwork, DeliveryShards
-from elsa_format._errors import InvalidOption, NotElsa
-from elsa_format._level_network import LevelNetwork
-from elsa_format._network import Network
-from elsa_format._open import open_network
+from elsa_format._errors import InvalidOption
+from elsa_format._network import open_network
 from elsa_format._options import whole
 from elsa_format._output import (
     Output,
@@ -35,7 +32,7 @@ from elsa_format._output.together import commit_together
 from elsa_format._profile import LevelNumber
 from elsa_format._storage import Source
 from elsa_format._storage.directory import SHIP, weights_file
-from elsa_format._storage.shards import Shards, read_index
+from elsa_format._storage.shards import read_index
 from elsa_format._threads import Meter, Progress, no_progress
 from elsa_format._verify import NetworkCheck
 
@@ -63,6 +60,7 @@ def ship(
     block: int = BLOCK,
     split: bool = False,
     jobs: int = 1,
+    max_bytes: int | None = None,
     force: bool = False,
     progress: Progress = no_progress,
 ) -> ShipReport:
@@ -73,7 +71,7 @@ def ship(
     of them, `elsa-files.json`, which `fetch` goes by where directories cannot be listed.
     `split` writes the header with the head, and each part, as files of their own, for hosts
     without range requests: `cat target.part-*` is the delivery file. `block` is log₂ of the words
-    in a block.
+    in a block. A network of more than `max_bytes` is refused from the header alone.
 
     >>> report = ship("net.safetensors", "new.ship.safetensors")
     >>> list(report.sizes), report.sizes[1] < report.source / 10
@@ -89,32 +87,22 @@ def ship(
     if split and (not isinstance(target, str | os.PathLike) or is_special(target)):
         raise InvalidOption("the parts of a stream cannot be files of their own")
     with contextlib.ExitStack() as stack:
-        network = stack.enter_context(open_network(source, along=True))
-        if isinstance(network, LevelNetwork):
-            raise NotElsa(f"{network.name}: is a level, not a network that holds levels")
-        if isinstance(network, DeliveryNetwork | DeliveryShards):
-            raise NotElsa(f"{network.name}: is a delivery file already")
+        network = stack.enter_context(open_network(source, along=True, max_bytes=max_bytes))
+        network.need_levels()
         index = read_index(source)[0] if is_index(source) else None
         outputs = _Outputs(target, index, split, force, stack)
         meter, check = Meter(progress, network.header.data_size), NetworkCheck(network)
-        shards = [""] if index is None else _files(network)
         made = []
-        for shard, part in zip(shards, network.parts, strict=True):
-            with Encoder(part.header, part.profile, block, jobs) as encoder:
-                check.file(part, meter.tick, encoder.take)
+        for file in network.files:
+            shard = "" if index is None else index.weight_map[next(iter(file.header.tensors))]
+            with Encoder(file.header, file.profile, block, jobs) as encoder:
+                check.file(file, meter.tick, encoder.take)
                 encoder.finish()
                 made.append(_write(encoder, block, outputs, shard))
         check.finish()
         outputs.commit(progress)
     sizes = {level: sum(one[level] for one in made) for level in made[0]}
-    source_size = sum(part.file_size for part in network.parts)
-    return ShipReport(sizes, source_size, tuple(outputs.names))
-
-
-def _files(network: Network) -> list[str]:
-    """The names of the shards, in the order of `network.parts`."""
-    assert isinstance(network.storage, Shards)
-    return [shard.file for shard in network.storage.shards]
+    return ShipReport(sizes, network.file_size, tuple(outputs.names))
 
 
 def _write(encoder: Encoder, block: int, outputs: "_Outputs", shard: str) -> dict[LevelNumber, int]:

@@ -6,7 +6,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from elsa_format._level_reader import LevelReader
-from elsa_format._open import open_network
+from elsa_format._network import open_network
 from elsa_format._profile import LevelLike
 from elsa_format._storage import Source
 

@@ -9,10 +9,12 @@ import _thread
 import atexit
 import os
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -134,9 +136,26 @@ _pool = _Pool()
 atexit.register(lambda: _pool.end())
 
 
+class Renewed(ABC):
+    """What a forked child must not keep as it is: locks that are held, work that is under way."""
+
+    def __init__(self) -> None:
+        self.renew()
+        _renewed.add(self)
+
+    @abstractmethod
+    def renew(self) -> None:
+        """Have new locks, and no work under way: the parent's threads are not in the child."""
+
+
+_renewed: WeakSet[Renewed] = WeakSet()
+
+
 def _renew() -> None:
     global _pool
     _pool = _Pool()
+    for state in list(_renewed):
+        state.renew()
 
 
 if hasattr(os, "register_at_fork"):  # a fork has none of its parent's threads

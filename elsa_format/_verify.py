@@ -1,6 +1,6 @@
 """Check everything the specification asks of a file (spec §2.2)."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,21 +10,16 @@ from numpy.typing import NDArray
 from elsa_format import _kernels
 from elsa_format._container.header import TensorInfo
 from elsa_format._counters import refuse_unpackable
-from elsa_format._delivery.check import check_delivery, compare_digests
-from elsa_format._delivery.network import DeliveryNetwork, DeliveryShards
-from elsa_format._digest import LevelDigests, digest_of_lines
+from elsa_format._digest import LevelDigests, compare_digest
 from elsa_format._errors import (
+    ChecksumMismatch,
     CounterOutOfRange,
     CountMismatch,
-    DigestMismatch,
     FormatError,
     NonFinite,
 )
-from elsa_format._kept import NOT_ZERO
-from elsa_format._level_network import LevelNetwork
 from elsa_format._level_reader import LevelReader
-from elsa_format._network import Network
-from elsa_format._open import open_network
+from elsa_format._network import Network, open_network
 from elsa_format._options import whole
 from elsa_format._profile import LevelNumber, variant_name
 from elsa_format._storage import Source
@@ -74,19 +69,21 @@ def verify(
     """
     jobs = whole("jobs", jobs, low=1)
     with open_network(source, along=True, max_bytes=max_bytes) as network:
-        if isinstance(network, DeliveryNetwork | DeliveryShards):
-            return _verify_delivery(network, progress)
         meter, check = Meter(progress, network.header.data_size), NetworkCheck(network)
-        meter.run(lambda part: check.file(part, meter.tick), network.parts, jobs)
-        compared, profile = check.finish(), network.profile
-    return Report(
+        meter.run(lambda file: check.file(file, meter.tick), network.files, jobs)
+        compared, profile, available = check.finish(), network.profile, network.available
+    complete = not network.downloads or available[-1:] == ["dense"]
+    report = Report(
         path=network.name,
         levels=len(profile.levels),
         tensors=len(network.header.tensors),
         nested=len(profile.nested),
-        checksums=len(profile.checksums),
+        checksums=len(profile.checksums) if complete else 0,
         digests=compared,
     )
+    if not network.downloads:
+        return report
+    return DeliveryReport(**vars(report), there=available[-1] if available else None)
 
 
 def digest_lines(source: Source) -> list[dict[str, str]]:
@@ -97,64 +94,64 @@ def digest_lines(source: Source) -> list[dict[str, str]]:
     """
     with open_network(source) as network:
         meter, check = Meter(no_progress, network.header.data_size), NetworkCheck(network)
-        for part in network.parts:
-            check.file(part, meter.tick)
+        for file in network.files:
+            check.file(file, meter.tick)
         return check.lines()
 
 
-def _verify_delivery(network: DeliveryNetwork | DeliveryShards, progress: Progress) -> Report:
-    """Check all parts that are there; of shards, as far as all of them have them."""
-    files = [network] if isinstance(network, DeliveryNetwork) else network.deliveries
-    levels, parts = network.profile.levels, network.complete
-    meter = Meter(progress, network.header.data_size)
-    digests = LevelDigests(network.profile.bits, range(1, min(parts, len(levels)) + 1))
-    for file in files:
-        check_delivery(file.delivery, parts, digests, meter.tick)
-    whole = network.profile.shard is None
-    compared = compare_digests(network.name, levels, digests) if whole else 0
-    return DeliveryReport(
-        path=network.name,
-        levels=len(levels),
-        tensors=len(network.header.tensors),
-        nested=len(network.profile.nested),
-        checksums=len(network.profile.checksums) if parts > len(levels) else 0,
-        digests=compared,
-        there=network.there,
-    )
+_ORDER = ((ChecksumMismatch,), (CounterOutOfRange, NonFinite), (CountMismatch,))
+"""What can be wrong with the tensors of a file, by the lines of spec §11.2."""
 
 
-def _comes_late(problem: FormatError) -> bool:
-    """Spec §11.2: a wrong weight comes before a wrong count."""
-    return isinstance(problem, CountMismatch)
+def _line(problem: FormatError) -> int:
+    return next(at for at, kinds in enumerate(_ORDER) if isinstance(problem, kinds))
 
 
 class NetworkCheck:
-    """Checks the files of a network, and then what they are together."""
+    """Checks the files of a network, and then what they are together.
+
+    Of a delivery file, as far as it was downloaded.
+    """
 
     def __init__(self, network: Network) -> None:
-        self._network = network
-        self._digests = LevelDigests(network.profile.bits, network.limits)
+        self._network, self._available = network, network.available
+        self._digests = _digests(network, self._available)
         self._problems: list[FormatError] = []
 
     def file(
         self,
-        part: Network,
+        file: Network,
         tick: Callable[[int], object],
         look: Callable[[TensorInfo, NDArray[np.uint8]], object] | None = None,
     ) -> None:
-        """Read a file, one of `network.parts`; its tensors can be looked at block by block."""
-        checker = _Checker(part, self._digests)
-        with LevelReader(part, tick=tick) as reader:
-            for info in part.header.tensors.values():
-                blocks = reader.blocks(info)
-                checker.check(info, blocks if look is None else _seen(info, blocks, look))
+        """Read one of `network.files`; its tensors can be looked at block by block."""
+        own = file.available
+        if len(own) > len(self._available):  # of shards, one may have more than others
+            self._read(file, own[-1], _digests(file, own), tick)
+        if self._available:
+            self._read(file, self._available[-1], self._digests, tick, look)
+        else:
+            file.check_unchanged()
+
+    def _read(
+        self,
+        file: Network,
+        level: LevelNumber,
+        digests: LevelDigests,
+        tick: Callable[[int], object],
+        look: Callable[[TensorInfo, NDArray[np.uint8]], object] | None = None,
+    ) -> None:
+        checker, problem = _Checker(file, digests, self._problems), self._problems.append
+        with LevelReader(file, level, proof=False, tick=tick, problem=problem) as reader:
+            for info in file.header.tensors.values():
+                if file.holds(info.name, level):
+                    blocks = reader.blocks(info)
+                    checker.check(info, blocks if look is None else _seen(info, blocks, look))
             reader.finish()
-        if checker.problem is not None:
-            self._problems.append(checker.problem)
 
     def lines(self) -> list[dict[str, str]]:
         """Raise what is wrong with tensors, or give what they add to each level's digest."""
-        for problem in sorted(self._problems, key=_comes_late):
+        for problem in sorted(self._problems, key=_line):
             raise problem
         return self._digests.lines
 
@@ -162,24 +159,21 @@ class NetworkCheck:
         """Raise what is wrong, or return how many digests there were to compare."""
         lines_of = self.lines()
         network, levels = self._network, self._network.profile.levels
-        stated = [
-            (level.name, level.digest, found) for level, found in zip(levels, lines_of, strict=True)
-        ]
-        if network.profile.shard is not None:
-            stated = []  # of the whole network, of which this is a part
-        if isinstance(network, LevelNetwork):
+        stated: list[tuple[str, str | None, Mapping[str, str]]] = []
+        if network.profile.single:
             for names, digest in network.digests:
-                part = {name: lines_of[0][name] for name in names}
-                stated.append((levels[0].name, digest, part))
-        compared = 0
-        for name, expected, lines in stated:
-            found = digest_of_lines(lines)
-            if expected not in (None, found):
-                raise DigestMismatch(
-                    f"{network.name}: level {name!r}: digest {found}, expected {expected}"
-                )
-            compared += expected is not None
-        return compared
+                of_names = {name: lines_of[0][name] for name in names}
+                stated.append((levels[0].name, digest, of_names))
+        elif network.profile.shard is None:  # else of the whole, of which this is a part
+            found = zip(levels, lines_of, strict=False)
+            stated = [(level.name, level.digest, lines) for level, lines in found]
+        return sum(compare_digest(network.name, *one) for one in stated)
+
+
+def _digests(network: Network, available: Sequence[LevelNumber]) -> LevelDigests:
+    """For the digests of the levels that can be read."""
+    sparse = [level for level in available if level != "dense"]
+    return LevelDigests(network.profile.bits, network.limits[: len(sparse)])
 
 
 def _seen(
@@ -195,23 +189,22 @@ def _seen(
 class _Checker:
     """Checks tensors one after the other."""
 
-    def __init__(self, network: Network, digests: LevelDigests) -> None:
-        profile = network.profile
+    def __init__(
+        self, network: Network, digests: LevelDigests, problems: list[FormatError]
+    ) -> None:
+        profile, self.problems = network.profile, problems
         self.profile, self.digests, self.where = profile, digests, network.name
-        self.checked = profile.bits != NOT_ZERO  # a level file's counters are its own
+        self.checked = not profile.single  # a level file's counters are its own
+        self.all_levels = range(1, len(digests.lines) + 1)
         numbers = range(1, len(profile.levels) + 1)
-        self.all_levels = list(numbers)
         self.variants = {variant_name(n, t): (n, t) for n in profile.per_level for t in numbers}
-        self.problem: FormatError | None = None
 
     def check(self, info: TensorInfo, blocks: Iterator[NDArray[np.uint8]]) -> None:
         if info.name in self.profile.nested:
             try:
                 self._check_nested(info, blocks)
             except (CounterOutOfRange, NonFinite, CountMismatch) as error:
-                # Spec §11.2: a wrong checksum in what follows comes first.
-                if self.problem is None or _comes_late(error) < _comes_late(self.problem):
-                    self.problem = error
+                self.problems.append(error)  # a wrong checksum in what follows comes first
                 for _ in blocks:
                     pass
             return
@@ -219,7 +212,8 @@ class _Checker:
             self.digests.update_plain(info.name, block)
         if info.name in self.variants:
             plain, level = self.variants[info.name]
-            self.digests.end_plain(info, plain, [level])
+            if level in self.all_levels:  # an empty one is in every part of a delivery file
+                self.digests.end_plain(info, plain, [level])
         elif info.name not in self.profile.varying:
             self.digests.end_plain(info, info.name, self.all_levels)
 
@@ -233,7 +227,7 @@ class _Checker:
             self.digests.update_nested(info.name, words)
             position += words.size
         if self.checked:
-            self.profile.check_counts(info.name, counts.tolist(), self.where)
+            self.profile.check_counts(info.name, counts.tolist(), self.where, len(self.all_levels))
         self.digests.end_nested(info)
 
     def _check_words(

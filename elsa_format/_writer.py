@@ -11,9 +11,16 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from elsa_format import _kernels, _level_document
+from elsa_format import _kernels
 from elsa_format._container.dtypes import of_array
-from elsa_format._container.header import LENGTH_BYTES, RESERVED, TensorInfo, lay_out, serialize
+from elsa_format._container.header import (
+    DOCUMENTS,
+    LENGTH_BYTES,
+    RESERVED,
+    TensorInfo,
+    lay_out,
+    serialize,
+)
 from elsa_format._container.json import MAX_SAFE_INTEGER
 from elsa_format._counters import MAX_BITS, bits_for, check_bits, refuse_unpackable
 from elsa_format._digest import LevelDigests, digest_of_lines
@@ -92,7 +99,7 @@ class Contents:
     def checked(self) -> "Contents":
         """The same with Python's numbers; what no reader would accept of it is refused."""
         for key, value in self.metadata.items():
-            if key in (KEY, _level_document.KEY):
+            if key in DOCUMENTS:
                 raise InvalidHeader(f"metadata {key!r}: the name is reserved")
             if not isinstance(key, str) or not isinstance(value, str):
                 raise InvalidHeader(f"metadata {key!r}: {value!r}, expected strings")

@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, ParamSpec, TextIO, TypeVar
@@ -17,13 +18,16 @@ from click.shell_completion import CompletionItem
 
 from elsa_format import __version__
 from elsa_format._container.index import is_index, is_url
-from elsa_format._errors import ElsaError, escape
+from elsa_format._errors import ElsaError, MissingExtra, escape
+from elsa_format._installed import install_command
 from elsa_format._kernels import NATIVE, kernels
 from elsa_format._output import descriptor, open_output
 from elsa_format._output.directory import goes_to_directory
 from elsa_format._output.shards import written_size
 from elsa_format._progress import UNITS, progress, show_size
+from elsa_format._progress import columns as terminal_columns
 from elsa_format._signals import wait_if_ending
+from elsa_format.levels import parse_sparsity
 
 __all__ = [
     "FORCE",
@@ -40,27 +44,39 @@ __all__ = [
     "SparsityType",
     "answer",
     "check_shards",
+    "columns",
+    "cut",
     "escape",
+    "install_command",
     "keep_apart",
     "level_options",
+    "needs_extra",
     "one_level",
     "progress",
     "report",
     "reports_errors",
     "say",
     "shard_size_option",
+    "share",
+    "show_estimate",
     "show_size",
     "shown",
     "standard_input",
     "standard_output",
     "table",
+    "wrap",
     "written_size",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
 P = ParamSpec("P")
+C = TypeVar("C", bound=click.Command)
 PLAIN = str.maketrans({"×": "x", "…": "...", "≤": "<="})
 """For terminals that know ASCII only."""
+NARROWEST = 40
+"""Columns of a terminal that tables still fit."""
+NAMES = 3 / 8
+"""The part of a line to which names are cut before columns are left out."""
 
 SETTINGS = {"help_option_names": ["-h", "--help"]}
 
@@ -144,19 +160,15 @@ class LevelType(click.ParamType):  # type: ignore[type-arg]
 
 
 class SparsityType(click.ParamType):  # type: ignore[type-arg]
-    """A sparsity in percent, or as a fraction below 1."""
+    """A sparsity in percent, as a fraction below 1, or N:M."""
 
     name = "percent"
 
-    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         try:
-            number = float(str(value).removesuffix("%"))
-        except ValueError:
-            self.fail(f"{value!r} is not a percentage", param, ctx)
-        number = number / 100 if number >= 1 or str(value).endswith("%") else number
-        if not 0 <= number <= 1:
-            self.fail(f"{value!r} is not between 0 and 100 percent", param, ctx)
-        return number
+            return parse_sparsity(value)
+        except ElsaError as error:
+            self.fail(str(error), param, ctx)
 
 
 def level_options(function: F) -> F:
@@ -168,7 +180,7 @@ def level_options(function: F) -> F:
         click.option(
             "--sparsity",
             type=SparsityType(),
-            help="The densest level with at least this many zeros.",
+            help="The densest level with at least this many zeros: 90, 0.9, 90% or 2:4.",
         ),
         click.option(
             "-l",
@@ -209,11 +221,7 @@ def reports_errors(function: Callable[P, None]) -> Callable[P, None]:
             if not kwargs.get("quiet"):
                 _mention_numpy()
         except click.ClickException as error:
-            wait_if_ending()
-            try:
-                error.show()
-            except OSError:
-                _give_up(sys.stderr)
+            _show(error)
             sys.exit(error.exit_code)
         except ElsaError as error:
             _fail(error.worded(_option, "elsa-{}".format), error.exit_code)
@@ -231,6 +239,49 @@ def reports_errors(function: Callable[P, None]) -> Callable[P, None]:
             sys.exit(130)
 
     return wrapped
+
+
+def needs_extra(
+    extra: str, what: str, modules: Sequence[str], *, free: Sequence[str] = ()
+) -> Callable[[C], C]:
+    """Let a command say which extra it lacks before it reads a word; help, and `free`, need none.
+
+    The modules are looked for, and not imported.
+    """
+
+    @reports_errors
+    def refuse() -> None:
+        from importlib.util import find_spec
+
+        for module in modules:
+            if find_spec(module) is None:
+                raise MissingExtra.of(ModuleNotFoundError(name=module), what, extra)
+
+    def decorate(command: C) -> C:
+        parse = command.parse_args
+
+        def parse_args(ctx: click.Context, args: list[str]) -> list[str]:
+            words = {"--version", *SETTINGS["help_option_names"], *free}
+            if not ctx.resilient_parsing and words.isdisjoint(args):
+                refuse()
+            return parse(ctx, args)
+
+        command.parse_args = parse_args  # type: ignore[method-assign]
+        return command
+
+    return decorate
+
+
+def _show(error: click.ClickException) -> None:
+    """Say what is wrong with the words of a command, as other errors are said."""
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        say(error.format_message(), err=True)
+        return
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    if context is not None:
+        usage = context.get_usage()
+        say(f"{usage}\nTry '{context.command_path} --help' for help.\n", err=True)
+    say(f"error: {error.format_message()}", err=True)
 
 
 def _option(name: str, value: object) -> str:
@@ -354,15 +405,102 @@ def check_shards(source: str, out: str, max_shard_size: int | None) -> None:
     raise click.UsageError("--max-shard-size is for an OUT that ends in .index.json.")
 
 
-def table(rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
-    """Rows in columns, the first `left` columns to the left, numbers to the right."""
-    rows = [[escape(cell) for cell in row] for row in rows]
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+def columns(target: str = "-", *, err: bool = False, narrowest: int = NARROWEST) -> int | None:
+    """The width that text has to fit: that of a terminal; None elsewhere, where text is complete.
+
+    Args:
+        target: What OUT is; only what is printed is shown on a terminal.
+        err: Whether it is printed to standard error.
+        narrowest: The least that is given, for what needs some room.
+    """
+    stream = sys.stderr if err else sys.stdout
+    if target != "-" or stream is None or not stream.isatty():
+        return None
+    return max(terminal_columns(stream), narrowest)
+
+
+def table(rows: Sequence[Sequence[str]], *, left: int = 1, width: int | None = None) -> str:
+    """Rows in columns: text to the left, numbers to the right.
+
+    To fit a width, text is cut in the middle, then the last columns are left out.
+
+    >>> print(table([["name", "kept"], ["layer.0.weight", "5 %"]], width=60))
+    name            kept
+    layer.0.weight   5 %
+
+    Args:
+        rows: The cells; the first row is the head.
+        left: How many of the first columns are text.
+        width: The most characters in a line, or None.
+    """
+    safe = [[escape(cell) for cell in row] for row in rows]
+    widths = [max(len(cell) for cell in column) for column in zip(*safe, strict=True)]
+    if width is not None:
+        safe, widths = _fitted(safe, widths, left, width)
     lines = []
-    for row in rows:
+    for row in safe:
         cells = [
-            cell.ljust(width) if at < left else cell.rjust(width)
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+            cut(cell, size).ljust(size) if at < left else cell.rjust(size)
+            for at, (cell, size) in enumerate(zip(row, widths, strict=True))
         ]
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
+
+
+def _fitted(
+    rows: list[list[str]], widths: list[int], left: int, width: int
+) -> tuple[list[list[str]], list[int]]:
+    """Rows without the last columns, if they need not fit, and the widths to cut names to."""
+    names = [min(size, int(NAMES * width)) for size in widths[:left]]
+    kept = len(widths)
+    while kept > left and sum(names) + 2 * (left - 1) + sum(s + 2 for s in widths[left:]) > width:
+        kept -= 1
+        widths = [*widths[:kept], 1]
+    if kept < len(rows[0]):
+        rows = [[*row[:kept], "…"] for row in rows]
+    names, room = widths[:left], width - sum(s + 2 for s in widths[left:])
+    while sum(names) + 2 * (left - 1) > room and max(names) > 1:
+        names[names.index(max(names))] -= 1
+    return rows, [*names, *widths[left:]]
+
+
+def share(some: int, of: int) -> str:
+    """A part in percent, for people.
+
+    >>> share(47, 100), share(999_999, 1_000_000), share(0, 0)
+    ('47%', '>99.9%', '0%')
+    """
+    percent = 100 * some / of if of else 0.0
+    if 0 < percent < 0.1 or 99.9 < percent < 100:
+        return "<0.1%" if percent < 50 else ">99.9%"
+    return f"{percent:.3g}%"
+
+
+def show_estimate(size: int) -> str:
+    """A size that is about right.
+
+    >>> show_estimate(46_234_567)
+    '~46 MB'
+    """
+    return f"~{show_size(float(f'{size:.2g}'))}"
+
+
+def cut(text: str, size: int) -> str:
+    """Text of at most so many characters: what is in the middle is left out.
+
+    >>> cut("encoder.layer.0.weight", 11)
+    'encod…eight'
+    """
+    if len(text) <= size:
+        return text
+    return f"{text[: size // 2]}…{text[len(text) - (size - 1) // 2 :]}"
+
+
+def wrap(text: str, width: int | None) -> str:
+    """Lines that fit a width, broken between words; those that follow are indented."""
+    if width is None:
+        return text
+    fill = textwrap.TextWrapper(
+        width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    ).fill
+    return "\n".join(fill(line) if len(line) > width else line for line in text.split("\n"))

@@ -22,6 +22,7 @@ __all__ = [
     "kept_count",
     "parse_sparsities",
     "parse_sparsity",
+    "zeros_of",
 ]
 
 
@@ -46,7 +47,7 @@ class Pattern:
 
 
 Sparsity = str | float | Fraction | Pattern
-"""A level as users write it: percent, a fraction below 1, or N:M."""
+"""A sparsity as users write it: percent (90 or "90%"), a fraction below 1, or N:M."""
 
 _ENDLESS = re.compile(r"e[-+]?[0-9_]{4}", re.IGNORECASE)
 """An exponent that would make a Fraction of gigabytes."""
@@ -55,26 +56,40 @@ _ENDLESS = re.compile(r"e[-+]?[0-9_]{4}", re.IGNORECASE)
 def parse_sparsity(value: Sparsity) -> Fraction | Pattern:
     """The level that is meant: the fraction of zeros, exactly, or N:M.
 
+    Commands and Python read sparsities here and nowhere else; what it returns, it takes again.
+
     >>> parse_sparsity("95"), parse_sparsity(0.9), str(parse_sparsity("2:4"))
     (Fraction(19, 20), Fraction(9, 10), '2:4')
     """
-    if isinstance(value, Fraction | Pattern):
-        return value
-    text = str(value).strip().removesuffix("%")
+    text = str(value).strip()
+    found = re.fullmatch(r"([0-9]{1,18}) *: *([0-9]{1,18})", text, re.ASCII)
+    if found:
+        pattern = Pattern(int(found[1]), int(found[2]))
+        if not 1 <= pattern.n <= pattern.m:
+            raise InfeasibleLevels(f"pattern {text!r}: expected N:M with 1 ≤ N ≤ M")
+        return pattern
     try:
-        if ":" in text:
-            n, m = (int(part) for part in text.split(":"))
-            return Pattern(n, m)
         if _ENDLESS.search(text):
             raise ValueError
-        number = Fraction(text)
+        number = Fraction(text.removesuffix("%"))
     except (ValueError, ZeroDivisionError):
         raise InfeasibleLevels(f"sparsity {text!r}: expected percent, a fraction, or N:M") from None
-    percent = str(value).strip().endswith("%") or number >= 1
-    number = number / 100 if percent else number
+    if number == 1 and not text.endswith("%"):
+        raise InfeasibleLevels(f"sparsity {text!r}: write 1% or 0.01; no level is all zeros")
+    if number > 1 or text.endswith("%"):
+        number /= 100
     if not 0 <= number < 1:
         raise InfeasibleLevels(f"sparsity {text!r}: expected at least 0 and below 100 percent")
     return number
+
+
+def zeros_of(value: Sparsity) -> Fraction:
+    """The fraction of zeros that is meant, that of an N:M pattern, too.
+
+    >>> zeros_of("90%"), zeros_of("2:4")
+    (Fraction(9, 10), Fraction(1, 2))
+    """
+    return _zeros(parse_sparsity(value))
 
 
 def parse_sparsities(values: Sparsity | Iterable[Sparsity]) -> list[Fraction | Pattern]:
@@ -117,7 +132,7 @@ def check_levels(
     2
     >>> check_levels([Pattern(1, 4), Pattern(1, 8)])
     Traceback (most recent call last):
-    elsa_format._errors.InfeasibleLevels: level 1:8 after 1:4: sparsities must fall
+    elsa_format._errors.InfeasibleLevels: level 1:8 after 1:4: sparsities must fall, as in 1:8,1:4
     """
     if not 1 <= len(levels) <= MAX_LEVELS:
         raise InfeasibleLevels(f"{len(levels)} levels, expected 1..{MAX_LEVELS}")
@@ -131,7 +146,7 @@ def check_levels(
             raise InfeasibleLevels("percentages and N:M patterns cannot be mixed")
         after = f"level {level_name(denser)} after {level_name(sparser)}"
         if _zeros(denser) >= _zeros(sparser):
-            raise InfeasibleLevels(f"{after}: sparsities must fall")
+            raise InfeasibleLevels(f"{after}: sparsities must fall{_in_order(levels)}")
         if isinstance(sparser, Pattern) and isinstance(denser, Pattern):
             worst = _most_kept(sparser, denser.m)
             if worst > denser.n:
@@ -155,6 +170,14 @@ def check_levels(
 def level_name(level: Fraction | Pattern) -> str:
     """A level's name where none is given."""
     return str(level) if isinstance(level, Pattern) else f"{float(level * 100):.6g}%"
+
+
+def _in_order(levels: Sequence[Fraction | Pattern]) -> str:
+    """What to type instead, unless two levels are alike."""
+    if len(set(map(_zeros, levels))) < len(levels):
+        return ""
+    names = [level_name(level) for level in sorted(levels, key=_zeros, reverse=True)]
+    return f", as in {','.join(name.removesuffix('%') for name in names)}"
 
 
 def _zeros(level: Fraction | Pattern) -> Fraction:

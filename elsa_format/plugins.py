@@ -9,11 +9,11 @@ from elsa_format._container.dtypes import DTYPES, Dtype, of_array
 from elsa_format._container.header import TensorInfo
 from elsa_format._container.index import is_index, is_url
 from elsa_format._container.json import dump, is_text
+from elsa_format._counters import mask_into
 from elsa_format._digest import digest_of_lines, tensor_line
 from elsa_format._level_reader import LevelReader, counted
 from elsa_format._memory import BLOCK, Arena
-from elsa_format._network import Network, Step
-from elsa_format._open import open_network
+from elsa_format._network import Network, Step, open_network
 from elsa_format._output import Output, Target, commit_outputs, is_special, open_output
 from elsa_format._packing.checkpoint import Checkpoint
 from elsa_format._profile import LevelLike, LevelNumber, find_level, variant_name
@@ -58,6 +58,7 @@ __all__ = [
     "is_special",
     "is_text",
     "is_url",
+    "mask_into",
     "no_progress",
     "of_array",
     "open_network",

@@ -1,5 +1,6 @@
 """Networks to test with."""
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,13 @@ import elsa_format as elsa
 # A busy machine is slow, not wrong.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
+
+
+# Where Ctrl-C or a hangup is ignored (`nohup make test &`), programs that tests start would ignore
+# them too, and tests that send them would wait. What is caught, if to no effect, is not inherited.
+for _number in {signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}:
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, lambda *_: None)
 
 
 @pytest.fixture

@@ -51,9 +51,12 @@ def command(
     elsa-extract net.ship.safetensors --whole -o net.safetensors
     """
     cli.one_level(options)
-    levels = [name for name in ("level", "sparsity", "max_size") if options[name] is not None]
-    if options["whole"] and (levels or options["keep_levels"] or options["layout"] != "dense"):
-        raise click.UsageError("--whole is the network as it was; it takes no level and no layout.")
+    names = ("level", "sparsity", "max_size", "max_shard_size")
+    wishes = [name for name in names if options[name] is not None]
+    if options["whole"] and (wishes or options["keep_levels"] or options["layout"] != "dense"):
+        raise click.UsageError(
+            "--whole is the network as it was; it takes no level, layout or shard size."
+        )
     cli.check_shards(source, target, options["max_shard_size"])
     if options["keep_levels"] and (options["layout"] != "dense" or options["max_size"] is not None):
         raise click.UsageError("--keep-levels goes with --layout dense, and not with --max-size.")

@@ -1,4 +1,4 @@
-"""elsa-fetch: bring a level of a delivery file by its own bytes, and later the rest."""
+"""elsa-fetch: download a level of a delivery file by its own bytes, and later the rest."""
 
 from typing import Any
 
@@ -15,29 +15,32 @@ from elsa_format import cli, fetch
     "target",
     metavar="OUT",
     required=True,
-    help="Grows in place; a file, or URL of a store.",
+    help="Write to this file, which grows in place; or to an object store's URL.",
 )
 @click.option(
     "-l", "--level", type=cli.LevelType(), help="The level: 1 (sparsest) to T, its name, or dense."
 )
 @click.option(
-    "--sparsity", type=cli.SparsityType(), help="The densest level with at least this many zeros."
+    "--sparsity",
+    type=cli.SparsityType(),
+    help="The densest level with at least this many zeros: 90, 0.9, 90% or 2:4.",
 )
 @click.option("--max-size", type=cli.SizeType(), help="The densest level that takes no more bytes.")
-@click.option("--upgrade", type=cli.LevelType(), help="As --level, for an OUT that is there.")
+@click.option("--upgrade", type=cli.LevelType(), help="As --level, for an OUT that exists.")
+@cli.MAX_BYTES
 @cli.FORCE
 @cli.JSON
 @cli.QUIET
 @cli.VERSION
 @cli.reports_errors
 def command(source: str, target: str, as_json: bool, quiet: bool, **options: Any) -> None:
-    """Bring the bytes of a level that are not there yet.
+    """Download a level, or upgrade a previous download.
 
-    SRC is the URL or path of a delivery file (see elsa-ship). OUT is its beginning at every moment:
-    what was cut goes on where it ended, and an upgrade brings the difference. Of a shard index
-    (.index.json) the files of all shards are brought, beside OUT. Of a model directory, whose URL
-    ends in a slash, all files are brought into the directory OUT. In a store (s3://…), OUT is
-    replaced when all is there.
+    SRC is the URL or path of a delivery file (see elsa-ship). OUT is always a prefix of it: an
+    interrupted download resumes at the last byte, and an upgrade downloads the difference. A shard
+    index (.index.json) is downloaded with the files of all shards, beside OUT; a model directory
+    with all its files, into the directory OUT. In an object store (s3://…), OUT is replaced when
+    everything is downloaded.
 
     \b
     elsa-fetch https://host/net.ship.safetensors --level 1 -o net.ship.safetensors
@@ -49,11 +52,22 @@ def command(source: str, target: str, as_json: bool, quiet: bool, **options: Any
     names = ("level", "sparsity", "max_size", "upgrade")
     if sum(options[name] is not None for name in names) != 1:
         raise click.UsageError("Give one of --level, --sparsity, --max-size and --upgrade.")
+    if target == "-":
+        raise click.UsageError("-o - is standard output, but OUT grows in place: name a file.")
+    if source == "-":
+        raise click.UsageError("SRC - is standard input, which cannot be resumed: name a file.")
     with cli.progress("fetching", quiet=quiet) as shown:
         found = fetch(source, target, progress=shown, **options)
     summary = (
-        f"{cli.shown(target)}: level {found.level}, {cli.show_size(found.size)}, "
-        f"of which {cli.show_size(found.fetched)} were fetched now"
+        f"{cli.shown(target)}: level {found.available}, {cli.show_size(found.size)}; "
+        f"{cli.show_size(found.fetched)} downloaded now"
     )
-    result = {"level": found.level, "size": found.size, "fetched": found.fetched}
+    if found.available != found.level:
+        summary += f"; level {found.level} was part of it already"
+    result = {
+        "level": found.level,
+        "available": found.available,
+        "size": found.size,
+        "fetched": found.fetched,
+    }
     cli.report(result, summary, target, as_json=as_json, quiet=quiet)

@@ -1,5 +1,6 @@
 """elsa-pack: nest levels into a checkpoint."""
 
+from collections.abc import Collection
 from typing import Any
 
 import click
@@ -94,13 +95,14 @@ def command(
 ) -> None:
     """Nest sparse levels into a checkpoint, without changing its size.
 
-    DENSE is a .safetensors or .npz file, a shard index (.index.json), or what an installed
-    converter reads (.onnx). An OUT that ends in .index.json is written in shards, those of DENSE or
-    of at most --max-shard-size. Or DENSE is a model directory, as save_pretrained writes it, and so
-    is OUT: config and tokenizer are copied.
+    DENSE is a .safetensors or .npz file, a PyTorch checkpoint (.pt, .pth, .bin), an ONNX model
+    (.onnx), or a shard index (.index.json). An OUT that ends in .index.json is written in shards,
+    those of DENSE or of at most --max-shard-size. Or DENSE is a model directory, as save_pretrained
+    writes it, and so is OUT: config and tokenizer are copied.
 
     \b
     elsa-pack dense.safetensors --sparsities 95,90,80 -o net.safetensors
+    elsa-pack net.pt --sparsities 95,90,80 -o net.safetensors
     elsa-pack bert --sparsities 90,80,50 -o bert-elsa
     elsa-pack dense.safetensors --sparsities 95,90,80 -o s3://bucket/net.safetensors
     elsa-pack dense.safetensors --sparsities 1:8,1:4,2:4 --exclude 'head*' -o net.safetensors
@@ -146,29 +148,44 @@ def _as_json(packed: PackReport, size: int | None) -> dict[str, Any]:
         "per_level": list(packed.profile.per_level),
         "shared": dict(packed.shared),
         "notes": list(packed.notes),
+        "defaults": list(packed.defaults),
+        "parameters": packed.parameters,
+        "nested_weights": packed.nested_weights,
+        "download_estimates": [
+            {"level": level, "size": size} for level, size in packed.downloads.items()
+        ],
     }
 
 
 def _summary(packed: PackReport) -> str:
     profile, total = packed.profile, packed.nested_weights
-    rows = [["level", "name", "sparsity", "kept"]]
+    width = cli.columns(err=True)
+    rows = [["level", "name", "download", "sparsity", "kept"]]
     for t, level in enumerate(profile.levels):
         kept = sum(counts[t] for counts in profile.nested.values())
         sparsity = 1 - kept / total if total else 0
-        rows.append([str(t + 1), level.name, f"{sparsity:.3%}", f"{kept:,}"])
-    lines = [cli.table(rows, left=2), ""]
-    lines.append(f"nested: {len(packed.nested)} tensors, {total:,} weights: {_few(packed.nested)}")
+        download = cli.show_estimate(packed.downloads[t + 1])
+        rows.append([str(t + 1), level.name, download, f"{sparsity:.3%}", f"{kept:,}"])
+    lines = [
+        f"nested: {_tensors(packed.nested, width)}",
+        f"{cli.share(total, packed.parameters)} of all parameters are nested: {total:,} of "
+        f"{packed.parameters:,}",
+    ]
     if profile.per_level:
-        lines.append(f"per level: {len(profile.per_level)} tensors: {_few(profile.per_level)}")
+        lines.append(f"per level: {_tensors(profile.per_level, width)}")
     reasons: dict[str, list[str]] = {}
     for name, reason in packed.shared.items():
         reasons.setdefault(reason, []).append(name)
     for reason, names in reasons.items():
-        lines.append(f"not nested ({reason}): {len(names)} tensors: {_few(names)}")
-    lines += [f"note: {note}" for note in packed.notes]
-    return "\n".join(lines)
+        lines.append(f"not nested ({reason}): {_tensors(names, width)}")
+    lines += [f"default: {default}" for default in packed.defaults]
+    lines += [f"warning: {note}" for note in packed.notes]
+    text = cli.wrap("\n".join(lines), width)
+    return f"{cli.table(rows, left=2, width=width)}\n\n{text}"
 
 
-def _few(names: Any) -> str:
-    names = list(names)
-    return ", ".join(names[:4]) + (f", … {len(names) - 4} more" if len(names) > 4 else "")
+def _tensors(names: Collection[str], width: int | None) -> str:
+    """How many tensors, and the names of the first."""
+    few = [name if width is None else cli.cut(name, width - 8) for name in list(names)[:4]]
+    more = f", … {len(names) - 4} more" if len(names) > 4 else ""
+    return f"{len(names)} {'tensor' if len(names) == 1 else 'tensors'}: {', '.join(few)}{more}"

@@ -19,6 +19,7 @@ from elsa_format._ship import ShipReport
     help="log2 of the weights that are coded together.",
 )
 @click.option("-j", "--jobs", type=click.IntRange(1), default=1, help="Threads.  [default: 1]")
+@cli.MAX_BYTES
 @cli.FORCE
 @cli.JSON
 @cli.QUIET
@@ -30,6 +31,7 @@ def command(
     split: bool,
     block: int,
     jobs: int,
+    max_bytes: int | None,
     force: bool,
     as_json: bool,
     quiet: bool,
@@ -53,6 +55,7 @@ def command(
             block=block,
             split=split,
             jobs=jobs,
+            max_bytes=max_bytes,
             force=force,
             progress=shown,
         )
@@ -69,4 +72,4 @@ def _table(made: ShipReport) -> str:
     rows = [["level", "bytes", "of the ELSA file"]]
     for level, size in made.sizes.items():
         rows.append([str(level), cli.show_size(size), f"{size / made.source:.1%}"])
-    return cli.table(rows)
+    return cli.table(rows, width=cli.columns(err=True))

@@ -47,17 +47,24 @@ def command(
             max_bytes=max_bytes,
             progress=shown,
         )
+    levels = f"{found.levels} levels"
+    if isinstance(found, DeliveryReport):
+        levels = f"{_downloaded(found)} downloaded"
     summary = (
-        f"{found.path}: valid: {found.levels} levels, {found.tensors} tensors "
+        f"{found.path}: valid: {levels}, {found.tensors} tensors "
         f"({found.nested} nested), {found.checksums} checksums and {found.digests} level "
         "digests compared"
     )
-    if isinstance(found, DeliveryReport):
-        there = "no level" if found.there is None else f"level {found.there}"
-        summary += f"; {there} is there"
     if as_json:
         cli.answer(json.dumps({"valid": True, **dataclasses.asdict(found)}), printed, force=force)
     elif printed != "-":
         cli.answer(summary, printed, force=force)
     elif not quiet:
         cli.say(summary)  # the exit code says it, too
+
+
+def _downloaded(found: DeliveryReport) -> str:
+    """How much of a delivery file there is."""
+    if found.there == "dense":
+        return f"all {found.levels} levels and the dense network"
+    return f"{found.there or 0} of {found.levels} levels"

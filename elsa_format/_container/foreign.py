@@ -1,6 +1,7 @@
 """Name the files that are given in place of safetensors: what one is, and what to do about it."""
 
 import re
+from codecs import getincrementaldecoder
 
 SNIFFED = 64
 """Bytes that tell one kind from another."""
@@ -38,4 +39,15 @@ def foreign(first: bytes) -> str | None:
     for pattern, kind, advice in _KINDS:
         if re.match(pattern, first, re.DOTALL):
             return f"is {kind}; {advice.format(torch=_TORCH)}"
+    if _is_text(first):
+        return "is a text file, not safetensors; name a file of weights"
     return None
+
+
+def _is_text(first: bytes) -> bool:
+    """Whether bytes are the beginning of a text, of which the last character may be cut."""
+    try:
+        text = getincrementaldecoder("utf-8")().decode(first)
+    except UnicodeDecodeError:
+        return False
+    return bool(text) and all(c.isprintable() or c in "\t\n\f\r" for c in text)

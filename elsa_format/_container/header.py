@@ -13,17 +13,19 @@ from elsa_format._errors import (
     InvalidHeader,
     InvalidJson,
     InvalidOffsets,
-    TooLarge,
     TrailingData,
     Truncated,
     UnknownDtype,
 )
+from elsa_format._options import Limit
 
 LENGTH_BYTES = 8
 MAX_HEADER = 100_000_000
 ALIGNMENT = 256
 RESERVED = "__elsa__."
 """How names begin that only the format itself gives."""
+DOCUMENTS = ("elsa", "elsa_level", "elsa_delivery")
+"""Entries of the metadata that say what kind of file it is: an ELSA, level or delivery file."""
 
 
 class Readable(Protocol):
@@ -107,7 +109,7 @@ def read_exactly(source: Readable, size: int) -> bytes:
     return b"".join(parts)
 
 
-def read_header(source: Readable, where: str, max_bytes: int | None = None) -> Header:
+def read_header(source: Readable, where: str, limit: Limit | None = None) -> Header:
     """Read and check the header; the source is left at the first byte of data."""
     prefix = read_exactly(source, LENGTH_BYTES)
     if len(prefix) < LENGTH_BYTES:
@@ -118,8 +120,8 @@ def read_header(source: Readable, where: str, max_bytes: int | None = None) -> H
         problem = foreign(prefix + read_exactly(source, SNIFFED - LENGTH_BYTES))
         expected = f"header of {length} bytes, expected at most {MAX_HEADER}"
         raise HeaderTooLarge(f"{where}: {problem or expected}")
-    if max_bytes is not None and length > max_bytes:
-        raise TooLarge.of(f"{where}: a header of {length} bytes", max_bytes)
+    if limit is not None:
+        limit.header(length, where)
     raw = read_exactly(source, length)
     if len(raw) < length:
         raise Truncated(f"{where}: header of {length} bytes ends after {len(raw)}")

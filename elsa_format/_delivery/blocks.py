@@ -1,18 +1,21 @@
-"""Decoded blocks of a delivery file; those that follow are decoded while one is used."""
+"""Decoded blocks of a delivery file; those that follow are decoded while some are used."""
 
 import time
+from _thread import allocate_lock
 from collections import OrderedDict
-from threading import Lock
+from collections.abc import Iterator
+from collections.abc import Sequence as ListOf
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from elsa_format._delivery.codec import decode_nested, decode_plain
-from elsa_format._delivery.payloads import CHECKSUM
+from elsa_format._delivery.codec import Bytes, decode_nested, decode_plain
+from elsa_format._delivery.payloads import CHECKSUM, TOGETHER, Payloads
 from elsa_format._delivery.prefix import Prefix
 from elsa_format._delivery.sequences import Place, Sequence
-from elsa_format._threads import CORES, PATIENCE, Task, start
+from elsa_format._errors import InvalidDelivery
+from elsa_format._threads import CORES, PATIENCE, Renewed, Task, start
 
 MEMORY = 20 << 20
 """Bytes of decoded blocks that are kept: tensors of several sequences follow one another. And bytes
@@ -21,6 +24,8 @@ TAKEN = 6
 """How often its words a block takes then, at most: words, payloads, what decoders work with."""
 SMALL = 1 << 16
 """Bytes of a block up to which a thread would cost more than it does."""
+OBJECT = 64
+"""Bytes that count for a payload then, however small: one may be in each of 256 parts."""
 
 Words = NDArray[np.unsignedinteger[Any]]
 
@@ -31,119 +36,170 @@ class Decoder:
     def __init__(self, prefix: Prefix) -> None:
         self.prefix = prefix
 
-    def plain(self, part: int, sequence: Sequence, number: int, words: Words) -> None:
-        """Fill a plain block of a part."""
-        payloads = self.prefix.payloads(part)
-        at = payloads.first(sequence) + number
-        payload = np.empty(CHECKSUM + payloads.size(at), np.uint8)
-        payloads.read(at, payload)
-        decode_plain(payload[CHECKSUM:], words, sequence.dtype, payloads.where(at))
+    def plain(self, part: int, sequence: Sequence, blocks: range, words: Words) -> None:
+        """Fill plain blocks of a part that follow one another."""
+        for number, block, payload, _ in self._payloads(sequence, blocks, words, part, part):
+            try:
+                decode_plain(payload, block, sequence.dtype)
+            except ValueError as error:
+                raise self._wrong(part, sequence, number, error) from None
 
     def nested(
-        self, sequence: Sequence, number: int, words: Words, last: int, first: int = 1
-    ) -> bool:
-        """Put the words of parts `first` to `last` into a block; whether it is a stored one."""
-        places = []
-        for part in range(first, last + 1):
-            payloads = self.prefix.payloads(part)
-            places.append((payloads, payloads.first(sequence) + number))
-        sizes = [payloads.size(at) for payloads, at in places]
-        end = CHECKSUM + sum(sizes)
-        joined = np.empty(end, np.uint8)
-        # From the last to the first: a checksum lies where the payload before it will end.
-        for (payloads, at), size in zip(reversed(places), reversed(sizes), strict=True):
-            payloads.read(at, joined[end - size - CHECKSUM : end])
-            end -= size
-        payloads, at = places[-1]
-        bits, levels = self.prefix.profile.bits, self.prefix.levels
-        where = payloads.where(at)
-        return decode_nested(
-            joined[CHECKSUM:], sizes, first, words, sequence.dtype, bits, levels, where
-        )
+        self, sequence: Sequence, blocks: range, words: Words, last: int, first: int = 1
+    ) -> list[int]:
+        """Put the words of parts `first` to `last` into blocks; the numbers of stored ones."""
+        bits, levels, stored = self.prefix.profile.bits, self.prefix.levels, []
+        for number, block, joined, sizes in self._payloads(sequence, blocks, words, first, last):
+            try:
+                if decode_nested(joined, sizes, first, block, sequence.dtype, bits, levels):
+                    stored.append(number)
+            except ValueError as error:
+                raise self._wrong(last, sequence, number, error) from None
+        return stored
+
+    def _payloads(
+        self, sequence: Sequence, blocks: range, words: Words, first: int, last: int
+    ) -> Iterator[tuple[int, Words, Bytes, ListOf[int]]]:
+        """Of each block: its words, its payloads one behind the other, and their sizes."""
+        parts = [self.prefix.payloads(part) for part in range(first, last + 1)]
+        starts = [payloads.first(sequence) + blocks.start for payloads in parts]
+        at = [p.positions(start, len(blocks)) for p, start in zip(parts, starts, strict=True)]
+        memory = np.sum(at, axis=0) + np.arange(len(blocks) + 1) * (OBJECT * len(parts))
+        done = 0
+        while done < len(blocks):
+            stop = int(memory.searchsorted(memory[done] + TOGETHER, "right")) - 1
+            if stop <= done + 1:
+                found = [_read_one([(p, s + done) for p, s in zip(parts, starts, strict=True)])]
+            else:
+                found = _read_many(
+                    [(p, a[done : stop + 1]) for p, a in zip(parts, at, strict=True)]
+                )
+            for joined, sizes in found:
+                inside = done * sequence.block
+                block = words[inside : inside + sequence.block]
+                yield blocks[done], block, joined, sizes
+                done += 1
+
+    def _wrong(
+        self, part: int, sequence: Sequence, number: int, error: ValueError
+    ) -> InvalidDelivery:
+        payloads = self.prefix.payloads(part)
+        return InvalidDelivery(f"{payloads.where(payloads.first(sequence) + number)}: {error}")
+
+
+def _read_many(
+    places: ListOf[tuple[Payloads, NDArray[np.int64]]],
+) -> list[tuple[Bytes, ListOf[int]]]:
+    """The payloads of each of several small blocks."""
+    rows = zip(*(payloads.read_many(at.tolist()) for payloads, at in places), strict=True)
+    return [(np.frombuffer(b"".join(row), np.uint8), [len(it) for it in row]) for row in rows]
+
+
+def _read_one(places: ListOf[tuple[Payloads, int]]) -> tuple[Bytes, ListOf[int]]:
+    """The payloads of a large block, read to where they are needed."""
+    sizes = [payloads.size(number) for payloads, number in places]
+    end = CHECKSUM + sum(sizes)
+    joined = np.empty(end, np.uint8)
+    # From the last to the first: a checksum lies where the payload before it will end.
+    for (payloads, number), size in zip(reversed(places), reversed(sizes), strict=True):
+        payloads.read(number, joined[end - size - CHECKSUM : end])
+        end -= size
+    return joined[CHECKSUM:], sizes
 
 
 def at_once(sequence: Sequence, jobs: int = CORES) -> int:
-    """How many blocks of a sequence are decoded at a time: as many as there is memory for."""
-    size = sequence.block * sequence.words.itemsize
-    return 1 if size <= SMALL else max(1, min(jobs, MEMORY // (TAKEN * size)))
+    """How many batches of a sequence are decoded at a time: as many as there is memory for."""
+    itemsize = sequence.words.itemsize
+    if sequence.block * itemsize <= SMALL:
+        return 1
+    return max(1, min(jobs, MEMORY // (TAKEN * sequence.batch * itemsize)))
 
 
-class Blocks:
-    """The blocks that were used last, and those that will be used next."""
+class Blocks(Renewed):
+    """The batches of blocks that were used last, and those that will be used next."""
 
     def __init__(self, decoder: Decoder) -> None:
-        self._decoder, self._lock = decoder, Lock()
-        self._found: OrderedDict[tuple[int, int, int], _Block] = OrderedDict()
+        self._decoder = decoder
+        super().__init__()
+
+    def renew(self) -> None:
+        """Know of none."""
+        self._lock = allocate_lock()
+        self._found: OrderedDict[tuple[int, int, int], _Batch] = OrderedDict()
+        self._held = 0
+        """Bytes of their words."""
 
     def get(self, place: Place, part: int, number: int, stop: int) -> Words:
-        """A block as the first parts have it; blocks up to `stop` will be asked for after it."""
-        with self._lock:
-            block = self._block(place, part, number)
-            last = min(number + at_once(place.sequence), stop)
-            following = [self._block(place, part, n) for n in range(number + 1, last)]
-        for other in following:
-            other.begin()
+        """A batch as the first parts have it; those up to `stop` will be asked for after it."""
+        batch = None
         try:
-            return block.get()
+            with self._lock:
+                batch = self._batch(place, part, number)
+                last = min(number + at_once(place.sequence), stop)
+                following = [self._batch(place, part, n) for n in range(number + 1, last)]
+            for other in following:
+                other.begin()
+            return batch.get()
         except BaseException:  # Ctrl-C, perhaps: whoever asks again gets it anew
             with self._lock:
-                self._found = OrderedDict(
-                    (key, found) for key, found in self._found.items() if found is not block
-                )
+                left = [(key, found) for key, found in self._found.items() if found is not batch]
+                self._found = OrderedDict(left)
+                self._held = sum(found.words.nbytes for _, found in left)
             raise
 
-    def _block(self, place: Place, part: int, number: int) -> "_Block":
+    def _batch(self, place: Place, part: int, number: int) -> "_Batch":
         sequence = place.sequence
         key = id(sequence), number, part if place.part == 0 else 0
         if key in self._found:
             self._found.move_to_end(key)
             return self._found[key]
-        room = sequence.block * sequence.words.itemsize
-        held = sum(block.words.nbytes for block in self._found.values())
-        while self._found and held + room > MEMORY:
-            held -= self._found.popitem(last=False)[1].words.nbytes
-        words: Words = np.empty(sequence.size(number), sequence.words)
+        size = sequence.batch_size(number)
+        self._held += size * sequence.words.itemsize
+        while self._found and self._held > MEMORY:
+            self._held -= self._found.popitem(last=False)[1].words.nbytes
+        words: Words = np.empty(size, sequence.words)
+        blocks = sequence.blocks_of(number)
         if place.part == 0:
-            task = Task(self._decoder.nested, sequence, number, words, part)
+            task = Task(self._decoder.nested, sequence, blocks, words, part)
         else:
-            task = Task(self._decoder.plain, place.part, sequence, number, words)
-        self._found[key] = _Block(words, task)
+            task = Task(self._decoder.plain, place.part, sequence, blocks, words)
+        self._found[key] = _Batch(words, task)
         return self._found[key]
 
     def close(self) -> None:
         """Forget them, when no thread reads the file any more."""
         until = time.monotonic() + PATIENCE
-        for block in self._found.values():
-            block.abandon(until)
+        for batch in self._found.values():
+            batch.abandon(until)
         self._found.clear()
 
 
-class _Block:
-    """A block that is decoded by whoever needs it first, or before that in a thread."""
+class _Batch:
+    """Blocks that are decoded by whoever needs it first, or before that in a thread."""
 
     def __init__(self, words: Words, task: Task) -> None:
         self.words, self._task = words, task
-        self._lock, self._begun = Lock(), False
+        self._lock, self._begun = allocate_lock(), False
 
     def _first(self) -> bool:
-        """Whether nobody has begun with it."""
+        """Whether nobody has begun with them."""
         with self._lock:
             begun, self._begun = self._begun, True
         return not begun
 
     def begin(self) -> None:
-        """Let a thread decode it."""
+        """Let a thread decode them."""
         if self._first():
             start(self._task)
 
     def get(self) -> Words:
-        """Its words."""
+        """Their words."""
         if self._first():
             self._task()
         self._task.wait()
         return self.words
 
     def abandon(self, until: float) -> None:
-        """Be done with it, and wait for its thread no longer than until then."""
+        """Be done with them, and wait for their thread no longer than until then."""
         if not self._first():
             self._task.abandon(until)

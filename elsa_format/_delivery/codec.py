@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from elsa_format._container.dtypes import Dtype
 from elsa_format._delivery import pure
 from elsa_format._delivery.pure import Words
-from elsa_format._errors import InvalidDelivery
 from elsa_format._kernels import NATIVE
 from elsa_format._memory import aligned
 
@@ -66,13 +65,10 @@ def encode_nested(words: Words, dtype: Dtype, bits: int, levels: int) -> list[By
     return [joined[a:b] for a, b in zip(starts, ends, strict=True)]
 
 
-def decode_plain(payload: Bytes, words: Words, dtype: Dtype, where: str) -> None:
-    """Fill a plain block."""
-    try:
-        with _scratch(words) as scratch:
-            _payloads.decode_plain(payload, words, dtype.mantissa, scratch)
-    except ValueError as error:
-        raise InvalidDelivery(f"{where}: {error}") from None
+def decode_plain(payload: Bytes, words: Words, dtype: Dtype) -> None:
+    """Fill a plain block; a ValueError says what is wrong with its payload."""
+    with _scratch(words) as scratch:
+        _payloads.decode_plain(payload, words, dtype.mantissa, scratch)
 
 
 def decode_nested(
@@ -83,15 +79,14 @@ def decode_nested(
     dtype: Dtype,
     bits: int,
     levels: int,
-    where: str,
 ) -> bool:
-    """Put the words of levels from `first` on into a block; whether it is a stored one."""
+    """Put the words of levels from `first` on into a block; whether it is a stored one.
+
+    A ValueError says what is wrong with its payloads.
+    """
     counts: NDArray[Any] = np.array(sizes, np.int64)
-    try:
-        with _scratch(words) as scratch:
-            stored: bool = _payloads.decode_nested(
-                payloads, counts, first, words, dtype.mantissa, bits, levels, scratch
-            )
-        return stored
-    except ValueError as error:
-        raise InvalidDelivery(f"{where}: {error}") from None
+    with _scratch(words) as scratch:
+        stored: bool = _payloads.decode_nested(
+            payloads, counts, first, words, dtype.mantissa, bits, levels, scratch
+        )
+    return stored

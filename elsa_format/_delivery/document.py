@@ -12,7 +12,7 @@ from elsa_format._container.dtypes import DTYPES
 from elsa_format._container.header import LENGTH_BYTES, MAX_HEADER, Header, TensorInfo, serialize
 from elsa_format._container.json import dump, parse_document
 from elsa_format._container.version import check_version
-from elsa_format._errors import ChecksumMismatch, InvalidDelivery, NotElsa
+from elsa_format._errors import ChecksumMismatch, InvalidDelivery, NotElsa, TrailingData
 from elsa_format._profile import KEY as PROFILE
 from elsa_format._profile import ZEROS, header_checksum
 
@@ -52,6 +52,11 @@ class Document:
     def ends(self) -> list[int]:
         """Where the header, the head and the parts end in the file."""
         return list(accumulate(self.parts, initial=self.start))
+
+    def check_end(self, size: int | None, where: str) -> None:
+        """Refuse a file that is longer than its parts (ELSA-D-041)."""
+        if size is not None and size > self.ends[-1]:
+            raise TrailingData(f"{where}: more than the {self.ends[-1]} bytes of its parts")
 
     def parts_in(self, length: int) -> int:
         """How many of parts 1…T and the dense part are complete in the first `length` bytes."""

@@ -3,7 +3,7 @@
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,14 +14,15 @@ from elsa_format._container.listing import Entry
 from elsa_format._errors import (
     ChecksumMismatch,
     InvalidIndex,
+    InvalidJson,
     OutputExists,
     RemoteError,
     UnsafePath,
 )
 from elsa_format._output.atomic import AtomicFile, new_folders
 from elsa_format._output.directory import list_directory
-from elsa_format._storage import open_storage
-from elsa_format._storage.directory import is_directory, weights_file
+from elsa_format._storage import Storage, open_storage
+from elsa_format._storage.directory import is_directory, is_weights, weights_file
 from elsa_format._storage.shards import shard_source
 from elsa_format._threads import Meter
 
@@ -34,16 +35,18 @@ class SideFile:
     """A file that is to be there: where it goes, what it holds, and where that comes from."""
 
     path: Path
+    name: str
+    """The path, for messages."""
     entry: Entry
     source: str | os.PathLike[str] | bytes
     where: str
     """The source, for messages."""
 
     @classmethod
-    def of(cls, path: Path, content: bytes, where: str) -> "SideFile":
+    def of(cls, path: Path, name: str, content: bytes, where: str) -> "SideFile":
         """For what is at hand."""
         entry = Entry(len(content), hashlib.sha256(content).hexdigest())
-        return cls(path, entry, content, where)
+        return cls(path, name, entry, content, where)
 
     def is_there(self) -> bool:
         """Whether the file holds what it should."""
@@ -52,13 +55,14 @@ class SideFile:
         with self.path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest() == self.entry.sha256
 
-    def bring(self, meter: Meter, *, force: bool) -> None:
-        """Let the file appear, if its bytes are those that are expected."""
+    def bring(self, meter: Meter, *, force: bool) -> int:
+        """Let the file appear, if its bytes are those that are expected; how many came."""
         with new_folders(self.path.parent), contextlib.ExitStack() as stack:
             out = AtomicFile(self.path, force=force)
             stack.callback(out.discard)
             found, size = hashlib.sha256(), 0
-            for data in self._blocks(stack):
+            storage = None if isinstance(self.source, bytes) else open_storage(self.source)
+            for data in self._blocks(storage, stack):
                 out.write_at(size, data)
                 found.update(data)
                 size += len(data)
@@ -69,12 +73,14 @@ class SideFile:
                     f"{self.entry.size} with {self.entry.sha256}, as {_listing.NAME} says"
                 )
             out.commit()
+            return 0 if storage is None else getattr(storage, "received", size)
 
-    def _blocks(self, stack: contextlib.ExitStack) -> Iterable[bytes]:
-        if isinstance(self.source, bytes):
+    def _blocks(self, storage: Storage | None, stack: contextlib.ExitStack) -> Iterable[bytes]:
+        if storage is None:
+            assert isinstance(self.source, bytes)
             yield self.source
             return
-        storage = stack.enter_context(contextlib.closing(open_storage(self.source)))
+        stack.enter_context(contextlib.closing(storage))
         stop = self.entry.size + 1  # what is longer is seen, and not read to its end
         reader = stack.enter_context(contextlib.closing(storage.reader(0, stop)))
         while data := reader.read(COPIED):
@@ -82,13 +88,14 @@ class SideFile:
 
 
 class Folder:
-    """A model directory, here or at a URL that ends in a slash, by its list.
+    """A model directory, here or at a URL that ends in a slash, by its manifest.
 
-    One that is here needs no list: then it is made.
+    One that is here needs none: then it is made.
     """
 
     def __init__(self, source: str | os.PathLike[str]) -> None:
         self.source = source
+        self._made = False
         if is_url(source):
             self._raw, self.where = _read(self._place(_listing.NAME))
             self._listing = _listing.parse(self._raw, self.where)
@@ -100,7 +107,7 @@ class Folder:
             self._listing = _listing.parse(self._raw, self.where)
         else:
             self._listing = list_directory(Path(source), weights_file(source).name)
-            self._raw = self._listing.to_bytes()
+            self._raw, self._made = self._listing.to_bytes(), True
 
     @property
     def weights_name(self) -> str:
@@ -112,17 +119,30 @@ class Folder:
         """Its path or URL."""
         return self._place(self.weights_name)
 
-    def side_files(self, out: Path) -> list[SideFile]:
-        """All other files but shards, as they are to be in a directory; the list is the last."""
+    @property
+    def transferred(self) -> int:
+        """Bytes of the manifest that was read."""
+        return 0 if self._made else len(self._raw)
+
+    def side_files(self, out: Path, shown: Callable[[Path], str]) -> list[SideFile]:
+        """All other files but shards, as they are to be in a directory; the manifest is the last.
+
+        Neither they nor the weights are reached through a link that leaves it (ELSA-D-046).
+        """
         inside = os.path.join(os.path.realpath(out), "")
+        for name in (*self._listing.files, self.weights_name, _listing.NAME):
+            if not os.path.realpath(out / name).startswith(inside):
+                raise UnsafePath(f"{shown(out / name)}: a link leaves the directory {shown(out)}")
         found = []
         for name, entry in self._listing.files.items():
-            path = out / name
-            if not os.path.join(os.path.realpath(path.parent), "").startswith(inside):
-                raise UnsafePath(f"{path}: a link leaves the directory {out}")
-            place = self._place(name)
-            found.append(SideFile(path, entry, place, _name(place)))
-        return [*found, SideFile.of(out / _listing.NAME, self._raw, self.where)]
+            path, place = out / name, self._place(name)
+            found.append(SideFile(path, shown(path), entry, place, _name(place)))
+        path = out / _listing.NAME
+        return [*found, SideFile.of(path, shown(path), self._raw, self.where)]
+
+    def places(self) -> list[str | os.PathLike[str]]:
+        """Where the manifest, the weights and the other files are."""
+        return [self._place(n) for n in (_listing.NAME, self.weights_name, *self._listing.files)]
 
     def _place(self, name: str) -> str | os.PathLike[str]:
         if not is_url(self.source):
@@ -132,11 +152,23 @@ class Folder:
         return place
 
 
-def is_folder(source: str | os.PathLike[str]) -> bool:
-    """Whether a source is a directory on this machine, or a URL that ends in a slash."""
-    if is_url(source):
-        return os.fspath(source).partition("#")[0].partition("?")[0].endswith("/")
-    return is_directory(source)
+def find_folder(source: str | os.PathLike[str]) -> Folder | None:
+    """The model directory that a source is, if it is one.
+
+    A URL is one if it ends in a slash; or if it does not end as weights do, and would have a
+    manifest with a slash.
+    """
+    if not is_url(source):
+        return Folder(source) if is_directory(source) else None
+    place, mark, query = os.fspath(source).partition("#")[0].partition("?")
+    if place.endswith("/"):
+        return Folder(source)
+    if is_weights(place):
+        return None
+    try:
+        return Folder(f"{place}/{mark}{query}")
+    except (RemoteError, InvalidJson):  # no manifest: the URL may be that of a file
+        return None
 
 
 def missing(files: list[SideFile], others: Iterable[Path], *, force: bool) -> list[SideFile]:
@@ -152,7 +184,7 @@ def missing(files: list[SideFile], others: Iterable[Path], *, force: bool) -> li
     for file in wanted:
         if os.path.lexists(file.path) and not force:
             raise OutputExists(
-                f"{file.path}: is another file than {file.where}", "{force} replaces it", force=True
+                f"{file.name}: is another file than {file.where}", "{force} replaces it", force=True
             )
     return wanted
 
@@ -167,12 +199,13 @@ def _read(place: str | os.PathLike[str]) -> tuple[bytes, str]:
                 raise InvalidIndex(f"{storage.name}: more than {_listing.MAX_SIZE} bytes")
             return raw, storage.name
     except RemoteError as error:
-        if "answered 40" not in str(error):
+        if error.status is None or error.status // 100 != 4:
             raise
         raise RemoteError(
             error.message,
-            "{ship()} of a model directory writes this list of its files; where there is none, "
+            "{ship()} of a model directory writes this manifest; where there is none, "
             "give the URL of the delivery file or index",
+            status=error.status,
         ) from None
 
 

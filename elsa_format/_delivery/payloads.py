@@ -4,7 +4,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Sequence as ListOf
 from contextlib import closing
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 import xxhash
@@ -18,6 +18,8 @@ SIZE = 3
 """Bytes of a size in the index."""
 CHECKSUM = 8
 """Bytes of the checksum before a payload that is not empty."""
+TOGETHER = 1 << 16
+"""Bytes of small payloads that are read at a time."""
 PIECE = 1024
 """Sizes of an index that are read at a time: it may be larger than the memory that one has."""
 
@@ -108,8 +110,43 @@ class Payloads:
         if not size:
             return
         read_at(self.storage, position, view.data)
-        checksum = int.from_bytes(view[:CHECKSUM].tobytes(), "little")
-        if xxhash.xxh3_64_intdigest(view[CHECKSUM:].data, seed=self.seed) != checksum:
+        self._compare(view.data, view[CHECKSUM:].data, position)
+
+    def positions(self, first: int, count: int) -> NDArray[np.int64]:
+        """Where payloads in a row begin, checksums included, and where the last of them ends."""
+        found, done = np.empty(count + 1, np.int64), 0
+        while done < count:
+            piece, inside = divmod(first + done, PIECE)
+            here = self._load(piece)[inside : inside + count - done + 1]
+            found[done : done + here.size] = here + self._positions[piece]
+            done += here.size - 1
+        return found
+
+    def read_many(self, positions: ListOf[int]) -> list[memoryview]:
+        """Payloads in a row by one read, each compared with its checksum."""
+        start, found = positions[0], list[memoryview]()
+        data = memoryview(bytearray(positions[-1] - start))
+        read_at(self.storage, start, data)
+        for begin, end in pairwise(positions):
+            payload = data[begin - start + CHECKSUM : end - start]
+            if begin < end:
+                self._compare(data[begin - start :], payload, begin)
+            found.append(payload)
+        return found
+
+    def check(self) -> None:
+        """Compare the checksums of all payloads."""
+        for first in range(0, self.count, PIECE):
+            at, done = self.positions(first, min(PIECE, self.count - first)), 0
+            while done < at.size - 1:
+                stop = int(at.searchsorted(at[done] + TOGETHER, "right")) - 1
+                stop = max(stop, done + 1)
+                self.read_many(at[done : stop + 1].tolist())
+                done = stop
+
+    def _compare(self, checksum: memoryview, payload: memoryview, position: int) -> None:
+        stated = int.from_bytes(checksum[:CHECKSUM], "little")
+        if xxhash.xxh3_64_intdigest(payload, seed=self.seed) != stated:
             raise ChecksumMismatch(
                 f"{self.storage.name}: the payload at byte {position} has another checksum"
             )

@@ -2,8 +2,8 @@
 
 import sys
 import tempfile
-import threading
 import zlib
+from _thread import allocate_lock
 from contextlib import closing
 
 import xxhash
@@ -14,7 +14,8 @@ from elsa_format._container.header import parse as parse_header
 from elsa_format._delivery import document as _document
 from elsa_format._delivery.payloads import Payloads, read_at
 from elsa_format._delivery.sequences import Plan
-from elsa_format._errors import ChecksumMismatch, Incomplete, InvalidDelivery, TrailingData
+from elsa_format._errors import ChecksumMismatch, Incomplete, InvalidDelivery
+from elsa_format._options import Limit
 from elsa_format._profile import Profile
 from elsa_format._storage import Reader, Source, Storage, open_storage
 from elsa_format._storage.base import Window
@@ -32,11 +33,16 @@ class Growing(StreamStorage):
 
     def __init__(self, upstream: Storage, start: int = 0) -> None:
         """Keep what comes from `start` on; what was before is known."""
-        self._upstream, self._growth, self._start = upstream, threading.Lock(), start
+        self._upstream, self._start = upstream, start
         file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - see close
         super().__init__(file, upstream.name)
         self.have = start
         self.size: int | None = upstream.size  # type: ignore[assignment]
+
+    def renew(self) -> None:
+        """Be unlocked, and not growing."""
+        super().renew()
+        self._growth = allocate_lock()
 
     def keep(self, stop: int) -> int:
         """Have the bytes up to `stop`, or as many as there are; how many there are."""
@@ -67,9 +73,9 @@ class Growing(StreamStorage):
         """Read along a range."""
         return Window(self, start, min(stop, self.keep(stop)))
 
-    def check_unchanged(self) -> None:
+    def check_unchanged(self, *, grows: bool = False) -> None:
         """Ask where the bytes come from."""
-        self._upstream.check_unchanged()
+        self._upstream.check_unchanged(grows=grows)
 
     def close(self) -> None:
         """Forget them."""
@@ -102,18 +108,22 @@ def open_bytes(source: Source) -> Storage:
 class Prefix:
     """A delivery file, or its first bytes; what has been checked is of lines 1 to 8 of §10."""
 
-    def __init__(self, storage: Storage, header: Header | None = None) -> None:
+    def __init__(
+        self, storage: Storage, header: Header | None = None, limit: Limit | None = None
+    ) -> None:
+        limit = limit or Limit()
         self.storage, self.name = storage, storage.name
-        header = header or read_header(storage.front(), self.name)
+        header = header or read_header(storage.front(), self.name, limit)
         self.document = _document.parse(header, self.name)
         ends = self.document.ends
-        if storage.size is not None and storage.size > ends[-1]:
-            raise TrailingData(f"{self.name}: more than the {ends[-1]} bytes of its parts")
+        self.document.check_end(storage.size, self.name)
         if (found := self._length(ends[1])) < ends[1]:
             raise Incomplete(f"{self.name}: {found} bytes, its head ends at {ends[1]}")
+        limit.header(self.document.source, self.name)
         self.head = self._read_head(ends[0], ends[1])
         """The source's first bytes: header length and header."""
         self.header: Header = parse_header(self.head[LENGTH_BYTES:], self.name)
+        limit.tensors(self.header.data_size, self.name)
         self.profile: Profile = _profile.parse(self.header, self.name)
         self.levels = len(self.profile.levels)
         if self.levels != self.document.levels:
@@ -173,9 +183,18 @@ class Prefix:
                 "{fetch()} brings more of it",
             )
 
-    def payloads(self, part: int) -> Payloads:
-        """The payloads of a part."""
-        if part not in self._payloads:
+    def check_indexes(self, part: int) -> None:
+        """Compare the blocks of a part, and of all before it, with the bytes that they have.
+
+        Whoever makes arrays of a level does so first: a header may declare far more than there is.
+        """
+        self.need(part)
+        for number in range(1, part + 1):
+            self.payloads(number)
+
+    def payloads(self, part: int, *, again: bool = False) -> Payloads:
+        """The payloads of a part, whose index is read once, or `again` as it is now."""
+        if again or part not in self._payloads:
             self.need(part)
             self._payloads[part] = Payloads(
                 self.storage,
@@ -191,11 +210,11 @@ class Prefix:
         self.storage.close()
 
 
-def open_prefix(source: Source) -> Prefix:
+def open_prefix(source: Source, limit: Limit) -> Prefix:
     """What there is of a delivery file at a path or URL, or in a stream."""
     storage = open_bytes(source)
     try:
-        return Prefix(storage)
+        return Prefix(storage, limit=limit)
     except BaseException:
         storage.close()
         raise

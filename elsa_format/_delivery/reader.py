@@ -1,6 +1,8 @@
 """The tensors of a level, or the whole source, out of a delivery file or its first bytes."""
 
+from _thread import allocate_lock
 from collections.abc import Iterator, Mapping
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -16,16 +18,14 @@ from elsa_format._delivery.prefix import Growing, Prefix, open_prefix
 from elsa_format._delivery.sequences import Sequence
 from elsa_format._errors import ChecksumMismatch, CountMismatch, InvalidOption, TrailingData
 from elsa_format._memory import BLOCK, aligned, give_block, take_block
+from elsa_format._options import Limit
 from elsa_format._output import Target, open_output
 from elsa_format._profile import Level, LevelLike, LevelNumber, Profile, find_level
 from elsa_format._storage import Source
-from elsa_format._threads import CORES, Meter, Progress, no_progress, run
-
-QUEUED = 4096
-"""Blocks that threads are given at a time; of small blocks there may be millions."""
+from elsa_format._threads import CORES, Meter, Progress, Renewed, no_progress, run
 
 
-class Delivery(Closing):
+class Delivery(Closing, Renewed):
     """A delivery file or the first bytes of one: the levels that are there, and how they grow.
 
     >>> with open_delivery("net.ship.safetensors") as net:
@@ -42,6 +42,11 @@ class Delivery(Closing):
         self._decoder = Decoder(prefix)
         self._blocks = Blocks(self._decoder)
         self._loaded: _Loaded | None = None
+        super().__init__()
+
+    def renew(self) -> None:
+        """Be unlocked."""
+        self._loading = allocate_lock()
 
     @property
     def levels(self) -> tuple[Level, ...]:
@@ -65,8 +70,8 @@ class Delivery(Closing):
     def _part(self, level: LevelLike) -> int:
         """The last part that a level needs, which is there."""
         number = find_level(level, [entry.name for entry in self.levels], self.path)
-        part = len(self.levels) + 1 if number is None else number
-        self.prefix.need(part)
+        part = len(self.levels) + 1 if number == "dense" else number
+        self.prefix.check_indexes(part)
         return part
 
     def blocks(
@@ -110,10 +115,10 @@ class Delivery(Closing):
         sequence = place.sequence
         itemsize = sequence.words.itemsize
         end = place.start + info.nbytes // itemsize
-        stop = -(-end // sequence.block) if alone else sequence.blocks
+        stop = -(-end // sequence.batch) if alone else sequence.batches
         at, done = place.start + start // itemsize, 0
         while done < out.size:
-            number, inside = divmod(at, sequence.block)
+            number, inside = divmod(at, sequence.batch)
             words = self._blocks.get(place, part, number, stop)
             found = words[inside:].view(np.uint8)[: out.size - done]
             out[done : done + found.size] = found
@@ -122,7 +127,7 @@ class Delivery(Closing):
     def stream(self, level: LevelLike) -> Iterator[tuple[str, NDArray[Any]]]:
         """The tensors of a level one after the other, in the order in which they are stored."""
         part = self._part(level)
-        number = None if part > len(self.levels) else part
+        number: LevelNumber = "dense" if part > len(self.levels) else part
         for info in tensors_of(self.header, self.profile, number):
             array = self._tensor(info, part)
             yield plain_name(info.name), array
@@ -143,26 +148,29 @@ class Delivery(Closing):
         ['bias', 'layer']
         """
         part = self._part(level)
-        self._loaded = None
-        loaded = _Loaded(self, part, jobs)
-        self._loaded = loaded
+        with self._loading:
+            self._loaded = None
+            loaded = self._loaded = _Loaded(self, part, jobs)
         return loaded.arrays
 
     def upgrade(self, level: LevelLike, *, jobs: int = CORES) -> dict[str, NDArray[Any]]:
         """Make what was loaded a denser level, in the arrays that it is in; only the rest is read.
 
-        If that fails, the arrays are of no use any more: load them again.
+        Of two upgrades at once the second waits for the first. If one fails, the arrays are of no
+        use any more: load them again.
         """
-        part, loaded = self._part(level), self._loaded
-        if loaded is None:
-            raise InvalidOption(f"{self.path}: no level is loaded that could be upgraded")
-        if part < loaded.part:
-            raise InvalidOption(
-                f"{self.path}: level {loaded.part} is loaded, and {level!r} is not above it"
-            )
-        self._loaded = None
-        loaded.upgrade(part, jobs)
-        self._loaded = loaded
+        part = self._part(level)
+        with self._loading:
+            loaded = self._loaded
+            if loaded is None:
+                raise InvalidOption(f"{self.path}: no level is loaded that could be upgraded")
+            if part < loaded.part:
+                raise InvalidOption(
+                    f"{self.path}: level {loaded.part} is loaded, and {level!r} is not above it"
+                )
+            self._loaded = None
+            loaded.upgrade(part, jobs)
+            self._loaded = loaded
         return loaded.arrays
 
     def whole(
@@ -191,7 +199,7 @@ class Delivery(Closing):
         storage, end = self.prefix.storage, self.prefix.document.ends[-1]
         if isinstance(storage, Growing) and storage.have >= end and storage.keep(end + 1) > end:
             raise TrailingData(f"{self.path}: bytes follow the last part")
-        self.prefix.storage.check_unchanged()
+        self.prefix.storage.check_unchanged(grows=True)
 
     def close(self) -> None:
         """Close the file."""
@@ -210,9 +218,6 @@ class _Loaded:
     def __init__(self, delivery: Delivery, part: int, jobs: int) -> None:
         self.delivery, self.part = delivery, part
         plan, header = delivery.prefix.plan, delivery.header
-        delivery.prefix.need(part)
-        for number in range(1, part + 1):  # all indexes are checked before memory is asked for
-            delivery.prefix.payloads(number)
         self.sequences = [(s, _empty(s)) for s in plan.nested]
         self.stored: set[tuple[int, int]] = set()
         self._decode(1, part, jobs)
@@ -232,30 +237,31 @@ class _Loaded:
 
         self._check(part)
 
-    def _level(self, part: int) -> int | None:
-        return None if part > len(self.delivery.levels) else part
+    def _level(self, part: int) -> LevelNumber:
+        return "dense" if part > len(self.delivery.levels) else part
 
     def _decode(self, first: int, last: int, jobs: int) -> None:
         for which, (sequence, _) in enumerate(self.sequences):
 
-            def one(number: int, which: int = which) -> None:
+            def one(batch: int, which: int = which) -> None:
                 sequence, words = self.sequences[which]
-                block = words[number * sequence.block :][: sequence.size(number)]
-                stored = (which, number) in self.stored  # it is in part 1 alone
-                start = 1 if stored else first
-                if self.delivery._decoder.nested(sequence, number, block, last, start):
-                    self.stored.add((which, number))
+                for start, blocks in self._runs(which, sequence.blocks_of(batch), first):
+                    own = words[blocks.start * sequence.block : blocks.stop * sequence.block]
+                    stored = self.delivery._decoder.nested(sequence, blocks, own, last, start)
+                    self.stored.update((which, number) for number in stored)
 
-            for start in range(0, sequence.blocks, QUEUED):
-                numbers = range(start, min(start + QUEUED, sequence.blocks))
-                run(one, numbers, at_once(sequence, jobs))
+            run(one, range(sequence.batches), at_once(sequence, jobs))
+
+    def _runs(self, which: int, blocks: range, first: int) -> Iterator[tuple[int, range]]:
+        """Blocks in a row, and the part to decode from: stored ones are in part 1 alone."""
+        for stored, numbers in groupby(blocks, lambda number: (which, number) in self.stored):
+            run = list(numbers)
+            yield 1 if stored else first, range(run[0], run[-1] + 1)
 
     def upgrade(self, part: int, jobs: int) -> None:
         """Add the words of more parts."""
         if part == self.part:
             return
-        for number in range(self.part + 1, part + 1):
-            self.delivery.prefix.payloads(number)
         self._decode(self.part + 1, part, jobs)
         header, profile = self.delivery.header, self.delivery.profile
         for name in profile.per_level:
@@ -285,7 +291,7 @@ def plain_name(stored: str) -> str:
     return stored.split(".", 2)[2] if stored.startswith(RESERVED) else stored
 
 
-def tensors_of(header: Header, profile: Profile, level: int | None) -> Iterator[TensorInfo]:
+def tensors_of(header: Header, profile: Profile, level: LevelNumber) -> Iterator[TensorInfo]:
     """The stored tensors that are those of a level, in stored order."""
     names = (name for name in header.tensors if not name.startswith(RESERVED))
     wanted = {profile.stored_name(name, level) for name in names}
@@ -317,13 +323,21 @@ def check_counts(
         )
 
 
-def open_delivery(source: Source) -> Delivery:
+def open_delivery(source: Source, *, max_bytes: int | None = None) -> Delivery:
     """Open a delivery file, or the first bytes of one: a path, a URL or a stream.
 
-    Of a URL or a pipe no more is read than the levels that are asked for need.
+    Reads no more of a URL or a pipe than the requested levels need.
+
+    Args:
+        source: path, URL or readable binary stream of the delivery file.
+        max_bytes: refuse headers, or tensors as dense arrays, that take more than this; they are
+            refused before there is memory for them.
+
+    Raises:
+        TooLarge: the network takes more than `max_bytes`.
 
     >>> with open_delivery("net.ship.safetensors") as net:
     ...     [level.name for level in net.levels], net.there
     (['95%', '90%', '80%'], 'dense')
     """
-    return Delivery(open_prefix(source))
+    return Delivery(open_prefix(source, Limit(max_bytes)))

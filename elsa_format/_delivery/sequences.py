@@ -12,6 +12,9 @@ from elsa_format._container.dtypes import Dtype
 from elsa_format._container.header import Header, TensorInfo
 from elsa_format._profile import Profile, variant_name
 
+BATCH = 1 << 17
+"""Words that are decoded together, if blocks are smaller: those of a block as Writers have it."""
+
 
 @dataclass(frozen=True)
 class Sequence:
@@ -45,6 +48,25 @@ class Sequence:
     def size(self, number: int) -> int:
         """Words of a block (ELSA-D-017)."""
         return min(self.block, self.length - number * self.block)
+
+    @property
+    def batch(self) -> int:
+        """Words of a batch, the blocks that are decoded together: as many as each costs time."""
+        return max(self.block, BATCH)
+
+    @property
+    def batches(self) -> int:
+        """Number of batches."""
+        return -(-self.length // self.batch)
+
+    def blocks_of(self, batch: int) -> range:
+        """The numbers of the blocks of a batch."""
+        many = self.batch // self.block
+        return range(batch * many, min((batch + 1) * many, self.blocks))
+
+    def batch_size(self, batch: int) -> int:
+        """Words of a batch."""
+        return min(self.batch, self.length - batch * self.batch)
 
     def limit(self, number: int) -> int:
         """The most bytes that a payload of a block may have (ELSA-D-018)."""

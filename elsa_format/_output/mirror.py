@@ -5,10 +5,11 @@ import os
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import xxhash
 
-from elsa_format._errors import ElsaError
+from elsa_format._errors import OutputExists
 from elsa_format._output import COPIED, UnnamedOutput, copy_file
 from elsa_format._output.store import StoreFile
 from elsa_format._output.together import commit_together
@@ -31,15 +32,17 @@ class Mirror:
         self.path = self._folder / name
         """What stands for the URL."""
         self._before: dict[Path, str] = {}
+        self._versions: dict[Path, object] = {}
 
     def __enter__(self) -> "Mirror":
         return self
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+    def __exit__(self, *error: object) -> None:
         self._temporary.cleanup()
-        if isinstance(error, ElsaError) and str(self._folder) in error.message:
-            message = error.message.replace(str(self._folder), redact(self._url))
-            raise type(error)(message, error.hint, **error.options) from error
+
+    def shown(self, path: Path) -> str:
+        """What a file of the temporary folder stands for, in messages."""
+        return redact(self._place(path))
 
     def _place(self, path: Path) -> str:
         return f"{self._url}/{path.relative_to(self._folder).as_posix()}"
@@ -53,6 +56,7 @@ class Mirror:
                 store.invalidate_cache()
                 if store.isfile(place):
                     path.parent.mkdir(parents=True, exist_ok=True)
+                    self._versions[path] = _version(store, place)
                     store.get_file(place, os.fspath(path))
                     self._before[path] = _state(path)
 
@@ -72,8 +76,27 @@ class Mirror:
                 copy_file(path, file, meter.tick)
                 file.sync()
                 files.append(file)
+            self._refuse_others(changed)
             if files:
                 commit_together(files)
+
+    def _refuse_others(self, paths: Iterable[Path]) -> None:
+        """Refuse to replace what somebody else has written meanwhile: nothing locks a store."""
+        for path in paths:
+            if path not in self._versions:
+                continue  # then it must not exist, which is looked at when it appears
+            url = self._place(path)
+            with store_errors(url):
+                store, place = find_store(url)
+                store.invalidate_cache()
+                if self._versions[path] != _version(store, place):
+                    raise OutputExists(f"{redact(url)}: was replaced meanwhile; run again")
+
+
+def _version(store: Any, place: str) -> object:
+    """What tells a file of a store from the one that it is replaced by."""
+    known = store.info(place)
+    return [known.get(key) for key in ("size", "ETag", "LastModified", "created", "mtime")]
 
 
 def _state(path: Path) -> str:

@@ -23,6 +23,8 @@ class Assignment(ABC):
     specs: list[LevelSpec]
     notes: tuple[str, ...] = ()
     """What the user should know about the levels."""
+    starved_advice = ""
+    """What helps, appended to a note, where a level keeps next to nothing of a tensor."""
     passes = 0
     """How often the weights are read before they are written; for progress only."""
 

@@ -1,7 +1,7 @@
-"""What is taken for granted of a model directory: which layers are pruned, along which axis."""
+"""What is chosen by default, in a model directory and elsewhere: layers, scope, axis of N:M."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,53 @@ def unpruned(tensors: Mapping[str, TensorInfo], folder: Path) -> dict[str, str]:
     words = vocabulary(folder)
     kinds = {name: layer_kind(name, info.shape, words) for name, info in tensors.items()}
     return {name: kind for name, kind in kinds.items() if kind is not None}
+
+
+def chosen_by_default(
+    *, directory: bool, patterns: bool, scope: bool, axis: bool, spared: bool
+) -> tuple[str, ...]:
+    """What was chosen for one-shot levels because no option said otherwise, and why.
+
+    >>> chosen_by_default(directory=False, patterns=False, scope=True, axis=True, spared=False)
+    ('--scope global, as DENSE is not a model directory',)
+
+    Args:
+        directory: Whether a model directory is packed.
+        patterns: Whether levels are N:M patterns, which have an axis, and no scope.
+        scope: Whether the scope is the default.
+        axis: Whether the axis is the default.
+        spared: Whether tensors are not nested because of what they are.
+    """
+    why = f"as DENSE is {'' if directory else 'not '}a model directory"
+    found = []
+    if not patterns and scope:
+        found.append(f"--scope {'uniform' if directory else 'global'}, {why}")
+    if patterns and axis:
+        found.append(f"N:M along {'the inputs of each layer' if directory else 'axis -1'}, {why}")
+    if spared:
+        found.append(f"layers only, {why}; --nest-all nests all kinds of tensors")
+    return tuple(found)
+
+
+def transformer_notes(tensors: Iterable[TensorInfo], *, scope: bool) -> tuple[str, ...]:
+    """How the directory of a transformer would be packed, if these nested tensors are of one.
+
+    A file's defaults stay what they were: the same command gives the same bytes. And only a
+    directory has the config that tells an output head whatever it is called.
+
+    Args:
+        tensors: The nested tensors of what is not a model directory.
+        scope: Whether the directory's would be another scope.
+    """
+    kinds = {info.name: layer_kind(info.name, info.shape) for info in tensors}
+    spared = [name for name, kind in kinds.items() if kind is not None]
+    if "embedding" not in kinds.values():
+        return ()
+    few = ", ".join(map(repr, spared[:3])) + (", …" if len(spared) > 3 else "")
+    return (
+        f"the model directory of this transformer would get{' --scope uniform, and' * scope} no "
+        f"levels in {len(spared)} of these tensors ({few}); --exclude GLOB leaves tensors out",
+    )
 
 
 def vocabulary(folder: Path) -> int | None:

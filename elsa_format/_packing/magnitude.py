@@ -34,6 +34,8 @@ class MagnitudeLevels(Assignment):
         self.network, self.sparsities, self.scope = network, sparsities, scope
         self.specs = [LevelSpec(level_name(s), target=float(s)) for s in sparsities]
         self._share_ties = any_order and scope == "global"
+        if scope == "global":
+            self.starved_advice = "; --scope uniform gives each its share"
         self.passes = 3 if self._share_ties else 2
         self._cuts: dict[str, Thresholds] = {}
         self._key = DTYPES["F32"]

@@ -68,4 +68,6 @@ def _plugged_in(name: str, what: str) -> Iterator[type[Checkpoint]]:
         try:
             yield entry.load()
         except ImportError as error:
-            raise MissingExtra.of(error, what, (entry.extras or [name])[0]) from None
+            extra = (entry.extras or [name])[0]
+            package = {} if entry.dist is None else {"package": entry.dist.name}
+            raise MissingExtra.of(error, what, extra, **package) from None

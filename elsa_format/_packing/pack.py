@@ -3,7 +3,7 @@
 import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from fractions import Fraction
 from functools import cached_property
@@ -22,6 +22,7 @@ from elsa_format._counters import (
     bits_for,
     check_bits,
 )
+from elsa_format._delivery.estimate import estimated_downloads
 from elsa_format._errors import (
     InfeasibleLevels,
     InvalidCheckpoint,
@@ -37,7 +38,12 @@ from elsa_format._output.directory import InDirectory, in_directory
 from elsa_format._output.shards import check_shard_size, group_tensors
 from elsa_format._packing.assignment import Assignment, Words
 from elsa_format._packing.checkpoint import Checkpoint
-from elsa_format._packing.directory import pattern_axes, unpruned
+from elsa_format._packing.directory import (
+    chosen_by_default,
+    pattern_axes,
+    transformer_notes,
+    unpruned,
+)
 from elsa_format._packing.given import GivenCounters
 from elsa_format._packing.magnitude import SCOPES, MagnitudeLevels, Scope
 from elsa_format._packing.nested import NestedCheckpoints
@@ -74,6 +80,12 @@ class PackReport:
     """Tensors that carry no counters, and why."""
     notes: tuple[str, ...] = ()
     """What the user should know about the result."""
+    defaults: tuple[str, ...] = ()
+    """What was chosen because no option said otherwise, and why."""
+    parameters: int = 0
+    """Elements of all tensors of the network, nested or not."""
+    downloads: Mapping[int | str, int] = field(default_factory=dict)
+    """About how many bytes of a delivery file each level, and "dense", would take."""
 
 
 def pack(
@@ -130,6 +142,7 @@ def pack(
         raise TypeError("level_count goes with counters")
     one_of("rounding", rounding, ROUNDINGS)
     folder = Path(dense) if is_directory(dense) else None  # type: ignore[arg-type]
+    default_scope = scope is None
     if scope is None:
         scope = "uniform" if folder else "global"
     one_of("scope", scope, SCOPES)
@@ -158,16 +171,25 @@ def pack(
         )
         assignment: Assignment
         variants: list[Checkpoint] = []
+        defaults: tuple[str, ...] = ()
         if sparsities is not None:
             parsed = parse_sparsities(sparsities)
             check_levels(parsed)
             axes: int | Mapping[str, int] = -1 if axis is None else axis
-            if folder is not None and not (nest_all or include):
+            spare = folder is not None and not (nest_all or include)
+            if folder is not None and spare:
                 choice = choice.without(unpruned(network.tensors, folder))
             patterns = [level for level in parsed if isinstance(level, Pattern)]
             if folder is not None and patterns:
                 axes, uneven = pattern_axes(network.tensors, common_group(patterns), axis)
                 choice = choice.without(uneven)
+            defaults = chosen_by_default(
+                directory=folder is not None,
+                patterns=bool(patterns),
+                scope=default_scope,
+                axis=axis is None,
+                spared=spare,
+            )
             if patterns:
                 assignment = PatternLevels(network, patterns, axes)
             else:
@@ -211,7 +233,11 @@ def pack(
             for checkpoint in sources:
                 checkpoint.check_unchanged()
             profile = writer.finish(progress)
-        report = job.report(profile, left)
+        report = replace(job.report(profile, left), defaults=defaults)
+        if sparsities is not None and folder is None and not include:
+            nested, other = job.nested.values(), default_scope and not patterns
+            notes = transformer_notes(nested, scope=other)
+            report = replace(report, notes=report.notes + notes)
         if template is not None:
             network.write_template(template, os.fspath(out), force=force)  # type: ignore[arg-type]
         return report
@@ -253,7 +279,7 @@ def _choose(
 ) -> _Choice:
     for pattern in (*include, *exclude, *per_level):
         if not any(fnmatchcase(name, pattern) for name in network.tensors):
-            raise NoSuchTensor(f"{network.path}: no tensor matches {pattern!r}")
+            raise NoSuchTensor.of(network.path, "no tensor matches", pattern, network.tensors)
 
     def matches(name: str, patterns: list[str]) -> bool:
         return any(fnmatchcase(name, pattern) for pattern in patterns)
@@ -401,13 +427,21 @@ class _Job:
         notes = (
             *self.assignment.notes,
             *_notes(list(self.nested.values()), self.bits),
-            *starved_notes(profile.nested, sizes, levels),
+            *starved_notes(profile.nested, sizes, levels, advice=self.assignment.starved_advice),
         )
         if not_copied:
             few = ", ".join(map(repr, not_copied[:4]))
             more = f", … {len(not_copied) - 4} more" if len(not_copied) > 4 else ""
             notes += (f"not copied, as they hold weights: {few}{more}",)
-        return PackReport(profile, self.choice.nested, weights, self.choice.shared, notes)
+        return PackReport(
+            profile,
+            self.choice.nested,
+            weights,
+            self.choice.shared,
+            notes,
+            parameters=sum(info.elements for info in self.network.tensors.values()),
+            downloads=estimated_downloads({info.name: info for info in self.infos}, profile),
+        )
 
 
 def _notes(nested: list[TensorInfo], bits: int) -> tuple[str, ...]:

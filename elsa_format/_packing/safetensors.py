@@ -1,6 +1,5 @@
 """Plain safetensors, in one file or in shards, as a checkpoint."""
 
-import contextlib
 import os
 from collections.abc import Iterator, Sequence
 
@@ -9,11 +8,10 @@ from numpy.typing import NDArray
 
 from elsa_format._container.header import Header
 from elsa_format._errors import AlreadyPacked, InvalidLayout, Truncated
-from elsa_format._level_document import KEY as LEVEL_KEY
 from elsa_format._level_document import LevelFile
 from elsa_format._level_document import parse as parse_level
 from elsa_format._memory import give_block, take_block
-from elsa_format._open import open_level
+from elsa_format._network import open_level
 from elsa_format._packing.checkpoint import Checkpoint
 from elsa_format._profile import KEY
 from elsa_format._storage import fill
@@ -23,17 +21,9 @@ class SafetensorsCheckpoint(Checkpoint):
     """A plain safetensors file, or the shards that an index names."""
 
     def __init__(self, source: str | os.PathLike[str]) -> None:
-        network = open_level(source, _refuse_packed)
-        self._storage, self._header = network.storage, network.header
+        self._network = network = open_level(source, _refuse_packed)
         self.path, self._groups, self.about = network.name, network.groups, network.about
-        try:
-            self.tensors = self._header.tensors
-            own = (KEY, LEVEL_KEY)
-            self.metadata = {k: v for k, v in self._header.metadata.items() if k not in own}
-            self.refuse_reserved()
-        except BaseException:
-            self._storage.close()
-            raise
+        self.tensors, self.metadata = network.tensors, network.metadata
 
     @property
     def groups(self) -> Sequence[Sequence[str]]:
@@ -42,9 +32,9 @@ class SafetensorsCheckpoint(Checkpoint):
     def blocks(self, name: str, size: int) -> Iterator[NDArray[np.uint8]]:
         """Read along the file into one buffer."""
         info = self.tensors[name]
-        start = self._header.data_start + info.start
         buffer = take_block(min(size, info.nbytes))
-        with contextlib.closing(self._storage.reader(start, start + info.nbytes)) as reader:
+        with self._network.open(only=info) as reader:
+            reader.seek(info)
             for position in range(0, info.nbytes, size):
                 block = buffer[: min(size, info.nbytes - position)]
                 if missing := fill(reader, block.data):
@@ -53,10 +43,10 @@ class SafetensorsCheckpoint(Checkpoint):
         give_block(buffer)
 
     def check_unchanged(self) -> None:
-        self._storage.check_unchanged()
+        self._network.check_unchanged()
 
     def close(self) -> None:
-        self._storage.close()
+        self._network.close()
 
 
 def _refuse_packed(header: Header, where: str) -> LevelFile | None:

@@ -7,12 +7,22 @@ SHARE = 10
 
 
 def starved_notes(
-    kept: Mapping[str, Sequence[int]], sizes: Mapping[str, int], levels: Sequence[str]
+    kept: Mapping[str, Sequence[int]],
+    sizes: Mapping[str, int],
+    levels: Sequence[str],
+    *,
+    advice: str = "",
 ) -> tuple[str, ...]:
-    """What to tell about each level: its kept weights of every nested tensor are given.
+    """What to tell about each level, and what helps.
 
     >>> starved_notes({"wide": [10], "deep": [0]}, {"wide": 50, "deep": 50}, ["90%"])
-    ("level 90% keeps no weight of 1 of 2 tensors ('deep'); a uniform scope gives each its share",)
+    ("level 90% keeps no weight of 1 of 2 tensors ('deep')",)
+
+    Args:
+        kept: How many weights each level keeps of every nested tensor.
+        sizes: How many weights the tensors have.
+        levels: The names of the levels.
+        advice: What follows each note.
     """
     notes = []
     total = sum(sizes[name] for name in kept)
@@ -26,7 +36,6 @@ def starved_notes(
             if names:
                 notes.append(
                     f"level {level} {what} of {len(names)} of {len(filled)} tensors "
-                    f"({names[0]!r}{', …' if len(names) > 1 else ''}); a uniform scope gives each "
-                    "its share"
+                    f"({names[0]!r}{', …' if len(names) > 1 else ''}){advice}"
                 )
     return tuple(notes)

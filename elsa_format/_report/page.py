@@ -9,18 +9,16 @@ from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
 
-from elsa_format._delivery.network import DeliveryNetwork, DeliveryShards
 from elsa_format._errors import InvalidOption
 from elsa_format._layouts import LAYOUTS
 from elsa_format._level_header import LevelSizes
-from elsa_format._level_network import LevelNetwork
 from elsa_format._level_reader import LevelReader
-from elsa_format._network import Network
-from elsa_format._open import open_network
+from elsa_format._network import Network, open_network
 from elsa_format._output import Target, open_output
 from elsa_format._profile import KEY
 from elsa_format._report.pictures import survey
 from elsa_format._storage import Source
+from elsa_format._storage.directory import is_directory
 from elsa_format._threads import Meter, Progress, no_progress
 
 MOST_METADATA = 1000
@@ -48,10 +46,13 @@ def write_report(
     """
     with open_output(target, force=force, in_order=True) as output:
         with open_network(source, along=True, max_bytes=max_bytes) as network:
-            if isinstance(network, LevelNetwork):
+            if network.profile.single:
                 raise InvalidOption(f"{network.name}: is a level file; a report is of an ELSA file")
             document = describe(network)
             document["measured"] = list(measured)
+            if is_directory(source):  # its weights have the same name in all of them
+                folder = os.path.basename(os.path.realpath(source))  # type: ignore[arg-type]
+                document["file"]["name"] = _printable(folder)
             if full:
                 meter = Meter(progress, network.header.data_size)
                 with LevelReader(network, tick=meter.tick) as reader:
@@ -94,7 +95,7 @@ def describe(network: Network) -> dict[str, Any]:
         ],
         "dense": {
             "metrics": dict(profile.dense_metrics),
-            "size": sizes.size(None, "dense"),
+            "size": sizes.size("dense", "dense"),
         },
         "layers": [
             {
@@ -118,9 +119,7 @@ def describe(network: Network) -> dict[str, Any]:
             if key != KEY
         ],
         "measured": [],
-        "downloads": list(network.downloads.values())
-        if isinstance(network, DeliveryNetwork | DeliveryShards)
-        else None,
+        "downloads": list(network.downloads.values()) or None,
         "full": None,
     }
 

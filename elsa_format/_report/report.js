@@ -973,6 +973,8 @@
         cell(row.size, size), cell(row.download, size), cell(row.memory, size),
         cell(row.dense_seconds, time), cell(row.fast_seconds, time)))),
     );
+    const axes = Object.entries(data.measured[0].axes ?? {}).map(([axis, length]) => `${axis}=${length}`);
+    if (axes.length) $("measured-axes").textContent = `Axes that the graph leaves open were measured as ${axes.join(", ")}.`;
     $("measured").hidden = false;
   }
 

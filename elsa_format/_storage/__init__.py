@@ -40,4 +40,4 @@ def open_url(url: str, first: int | None = None) -> Storage:
         return HttpStorage(url, RetryPolicy.from_environment(), first)
     from elsa_format._storage.fsspec import FsspecStorage
 
-    return FsspecStorage(url)
+    return FsspecStorage(url, first)

@@ -47,8 +47,11 @@ class Storage(Protocol):
         """The bytes of a range."""
         ...
 
-    def check_unchanged(self) -> None:
-        """Raise InputChanged if the bytes are no longer those that were opened."""
+    def check_unchanged(self, *, grows: bool = False) -> None:
+        """Raise InputChanged if the bytes are no longer those that were opened.
+
+        With `grows`, more may follow them: a delivery file that is upgraded.
+        """
         ...
 
     def close(self) -> None: ...
@@ -73,7 +76,7 @@ class PositionedStorage(ABC):
         """The bytes of a range."""
         return Window(self, start, stop)
 
-    def check_unchanged(self) -> None:  # noqa: B027 - a stream is its owner's
+    def check_unchanged(self, *, grows: bool = False) -> None:  # noqa: B027 - its owner's
         """Raise InputChanged if the bytes are no longer those that were opened."""
 
     def close(self) -> None:  # noqa: B027
@@ -99,7 +102,13 @@ class Window(Reader):
         """Nothing is held."""
 
 
-def fill(reader: Reader, view: memoryview) -> int:
+class Fillable(Protocol):
+    """What a buffer is filled from."""
+
+    def readinto(self, buffer: Any, /) -> int: ...
+
+
+def fill(reader: Fillable, view: memoryview) -> int:
     """Fill a buffer from short reads, and say how many bytes are missing at the end."""
     while view:
         count = reader.readinto(view)

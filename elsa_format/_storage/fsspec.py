@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from elsa_format._errors import ElsaError, RemoteError
+from elsa_format._installed import install_command
 from elsa_format._storage.base import Reader, Window
 from elsa_format._storage.http_client import redact
 from elsa_format._storage.local import StreamStorage
@@ -22,10 +23,25 @@ def find_store(url: str, **options: Any) -> tuple[Any, str]:
     except ImportError:
         raise RemoteError(
             f"{redact(url)}: only http and https are built in; for others, "
-            "pip install 'elsa-format[remote]'"
+            f"run: {install_command('remote')}"
         ) from None
-    store, path = fsspec.core.url_to_fs(url, **options)
+    try:
+        store, path = fsspec.core.url_to_fs(url, **options)
+    except (ImportError, ValueError):
+        _refuse_unknown(url)
+        raise
     return store, str(path)
+
+
+def _refuse_unknown(url: str) -> None:
+    """Pass on what fsspec says of a store that it does not know, or whose package it lacks."""
+    import fsspec
+
+    try:
+        for protocol in re.findall(r"(?:^|::)([A-Za-z0-9+.-]+)(?=::|://)", url):
+            fsspec.get_filesystem_class(protocol)
+    except (ImportError, ValueError) as error:
+        raise RemoteError(f"{redact(url)}: {error}") from None
 
 
 def list_store(url: str) -> list[str]:
@@ -45,8 +61,12 @@ class FsspecStorage(StreamStorage):
 
     high_latency = True
 
-    def __init__(self, url: str) -> None:
-        self._url = url
+    def __init__(self, url: str, first: int | None = None) -> None:
+        self._url, self.first = url, FIRST if first is None else min(first, FIRST)
+        self.head = memoryview(b"")
+        """What the first request gave, which is kept."""
+        self.received = 0
+        """Bytes that came."""
         with store_errors(url), contextlib.ExitStack() as stack:
             store, path = find_store(url)
             # Ranges are asked for below; a cache would read on, by up to 50 MiB on S3.
@@ -56,7 +76,9 @@ class FsspecStorage(StreamStorage):
 
     def read_at(self, position: int, view: memoryview) -> int:
         with store_errors(self._url):
-            return super().read_at(position, view)
+            count = super().read_at(position, view)
+        self.received += count
+        return count
 
     def reader(self, start: int, stop: int) -> Reader:
         return _Ahead(self, start, min(stop, self.size))
@@ -69,16 +91,23 @@ class FsspecStorage(StreamStorage):
 class _Ahead(Window):
     """A range, asked for in few requests; where it is left early, little was read in vain."""
 
+    storage: FsspecStorage
+
     def __init__(self, storage: FsspecStorage, start: int, stop: int) -> None:
         super().__init__(storage, start, stop)
         self._data, self._next = memoryview(b""), FIRST
 
     def readinto(self, buffer: Any, /) -> int:
         view = memoryview(buffer)[: max(self.stop - self.position, 0)]
+        if not self._data:
+            self._data = self.storage.head[self.position : self.stop]
         if not self._data and view:
-            data = memoryview(bytearray(min(self._next, self.stop - self.position)))
+            size = self._next if self.position else self.storage.first
+            data = memoryview(bytearray(min(size, self.stop - self.position)))
             self._data = data[: self.storage.read_at(self.position, data)]
             self._next = min(2 * self._next, MOST)
+            if not self.position:
+                self.storage.head = self._data
         count = min(len(view), len(self._data))
         view[:count] = self._data[:count]
         self._data = self._data[count:]
@@ -119,7 +148,7 @@ def store_errors(url: str, missing: str = "no such file") -> Iterator[None]:
     except (ElsaError, Stopped):
         raise
     except FileNotFoundError as error:
-        raise RemoteError(f"{redact(url)}: {missing}") from error
+        raise RemoteError(f"{redact(url)}: {missing}", status=404) from error
     except Exception as error:
         raise RemoteError(f"{redact(url)}: {_store_error(error, url)}") from error
 
@@ -131,7 +160,7 @@ def _store_error(error: Exception, url: str) -> str:
     if type(error).__name__ in _BY_NAME:
         return _BY_NAME[type(error).__name__]
     said = getattr(error, "strerror", None)
-    if isinstance(error, ImportError) or str(error).startswith("Protocol not known"):
+    if isinstance(error, ImportError):
         said = str(error)  # fsspec's advice on what to install
     secrets = [secret for pair in re.findall(r"://([^/?#]*)@|\?(.+)", url) for secret in pair]
     if not said or any(secret and secret in said for secret in secrets):

@@ -9,8 +9,8 @@ import contextlib
 import os
 import re
 import ssl
-import threading
 import time
+from _thread import allocate_lock
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +19,7 @@ from elsa_format._container.header import LENGTH_BYTES, MAX_HEADER, Readable
 from elsa_format._errors import InputChanged, RemoteError
 from elsa_format._storage.base import Reader
 from elsa_format._storage.http_client import SLOWEST, Exchange, StatusError, get, parse_url, redact
+from elsa_format._threads import Renewed
 
 HEAD = 64 << 10
 """Bytes asked for first: the whole header of most files."""
@@ -80,7 +81,7 @@ class _Version:
         return any(a is not None and b is not None and a != b for a, b in pairs)
 
 
-class HttpStorage:
+class HttpStorage(Renewed):
     """A file on an HTTP server; its first bytes are fetched at once."""
 
     high_latency = True
@@ -88,9 +89,12 @@ class HttpStorage:
     def __init__(self, url: str, policy: RetryPolicy, first: int = HEAD) -> None:
         self.name, self.policy = redact(url), policy
         self._url = parse_url(url, self.name)
-        self._lock = threading.Lock()
+        super().__init__()
         self._version: _Version | None = None
         self._head = b""
+        self._rest: _Response | None = None
+        self.received = 0
+        """Bytes of files that came, those that were read over included."""
         with contextlib.closing(HttpReader(self, 0, first)) as reader:
             parts = []
             while part := reader.read(first):
@@ -101,6 +105,11 @@ class HttpStorage:
     def size(self) -> int | None:
         """Bytes in all, as the server says."""
         return self._version.size if self._version else None
+
+    @property
+    def sends_all(self) -> bool:
+        """Whether the server knows no ranges: what is read over comes, too."""
+        return self._rest is not None
 
     @property
     def answered(self) -> bool:
@@ -119,14 +128,44 @@ class HttpStorage:
         """What is at hand of a range."""
         return self._head[start:stop]
 
-    def check_unchanged(self) -> None:
+    def renew(self) -> None:
+        """Be unlocked."""
+        self._lock = allocate_lock()
+
+    def check_unchanged(self, *, grows: bool = False) -> None:
         """Every answer was compared with the first."""
 
     def close(self) -> None:
-        """Connections belong to readers."""
+        """Drop what a server would have gone on to send; other connections are the readers'."""
+        self.leave(None)
+
+    def leave(self, response: "_Response | None") -> None:
+        """Keep an answer for the next reader, in place of an earlier one."""
+        if response is not None:
+            response.was_left = True
+        with self._lock:
+            response, self._rest = self._rest, response
+        if response is not None:
+            response.exchange.close()
+
+    def _take(self, start: int) -> "_Response | None":
+        """The answer that was left, if it still has what comes from `start` on."""
+        with self._lock:
+            if self._rest is None or self._rest.position > start:
+                return None
+            response, self._rest = self._rest, None
+            return response
+
+    def count(self, received: int) -> int:
+        """Add up what came."""
+        with self._lock:
+            self.received += received
+        return received
 
     def request(self, start: int, stop: int) -> "_Response | None":
         """Ask for bytes from `start` on, up to `stop`; None if the file ends there."""
+        if (rest := self._take(start)) is not None:
+            return rest
         if self.size is not None:
             stop = min(stop, self.size)
         asked = {"Range": f"bytes={start}-{stop - 1 if stop < 1 << 62 else ''}"}
@@ -190,6 +229,9 @@ class _Response:
         if self.end is None:
             self.end = known
         self.start = self.position
+        self.whole = exchange.status == 200
+        """Whether the server knows no ranges, and sends the file to its end."""
+        self.was_left = False
         self.version = _Version(size, headers.get("etag"), headers.get("last-modified"))
 
     def readinto(self, view: memoryview) -> int:
@@ -224,8 +266,10 @@ class HttpReader(Reader):
             try:
                 return self._receive(view)
             except (OSError, StatusError) as error:
-                self.close()
-                self.retry_or_raise(error)
+                waited = self._response is not None and self._response.was_left
+                self._drop()
+                if not waited:  # for its next reader, which a server need not endure
+                    self.retry_or_raise(error)
 
     def seek(self, position: int, /) -> None:
         """Go on elsewhere; a short way ahead the connection is kept."""
@@ -238,7 +282,14 @@ class HttpReader(Reader):
         self.position = position
 
     def close(self) -> None:
-        """Drop the connection."""
+        """Drop the connection, or leave it to others: what it still brings cannot be asked for."""
+        response = self._response
+        if response is not None and response.whole and response.position != response.end:
+            self._response = None
+            self.storage.leave(response)
+        self._drop()
+
+    def _drop(self) -> None:
         if self._response is not None:
             self._response.exchange.close()
             self._response = None
@@ -260,14 +311,15 @@ class HttpReader(Reader):
         if response is None:
             return 0
         self._skip(response)
-        count = response.readinto(view)
+        count = self.storage.count(response.readinto(view))
         self.position += count
         return count
 
     def _skip(self, response: _Response) -> None:
         """Read over what a server sends that knows no ranges, or a short gap."""
         while (gap := self.position - response.position) > 0:
-            if not response.readinto(memoryview(bytearray(min(gap, RECEIVED)))):
+            skipped = memoryview(bytearray(min(gap, RECEIVED)))
+            if not self.storage.count(response.readinto(skipped)):
                 raise ConnectionError
 
     def retry_or_raise(self, error: OSError | StatusError) -> None:
@@ -281,13 +333,15 @@ class HttpReader(Reader):
             pause = max(pause, _retry_after(error))
         else:
             message, final = _cause(error), not self.storage.answered and not _transient(error)
+        status = error.status if isinstance(error, StatusError) else None
         if final:
-            raise RemoteError(f"{self.storage.name}: {message}") from None
+            raise RemoteError(f"{self.storage.name}: {message}", status=status) from None
         self._failures += 1
         if self._failures > self.storage.policy.retries:
             raise RemoteError(
                 f"{self.storage.name}: {message} at byte {self.position}; gave up after "
-                f"{self._failures} attempts"
+                f"{self._failures} attempts",
+                status=status,
             ) from None
         time.sleep(pause)
 

@@ -7,12 +7,13 @@ import os
 import stat
 import sys
 import tempfile
-import threading
+from _thread import allocate_lock
 from typing import IO, Any
 
 from elsa_format._errors import InputChanged
 from elsa_format._storage.base import PositionedStorage, Reader, Storage, stream_name
 from elsa_format._storage.directory import advice
+from elsa_format._threads import Renewed
 
 
 class InputFile(io.FileIO):
@@ -43,9 +44,11 @@ class InputFile(io.FileIO):
         """An error of reading that says which file it was."""
         return OSError(error.errno, error.strerror, self._path)
 
-    def check_unchanged(self) -> None:
-        """Compare size and time of change with those when it was opened."""
-        if self._state() != self._opened:
+    def check_unchanged(self, *, grows: bool = False) -> None:
+        """Compare size and time of change with those when it was opened; a prefix may grow."""
+        found, before = self._state(), self._opened
+        grown = grows and found is not None and before is not None and found[0] > before[0]
+        if found != before and not grown:
             raise InputChanged(f"{self._path}: changed while it was read; run again")
 
     def _state(self) -> tuple[int, int] | None:
@@ -53,13 +56,18 @@ class InputFile(io.FileIO):
         return (found.st_size, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else None
 
 
-class FileStorage(PositionedStorage):
+class FileStorage(PositionedStorage, Renewed):
     """A file on disk."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.name = os.fspath(path)
-        self._file, self._lock = InputFile(path), threading.Lock()
+        self._file = InputFile(path)
+        super().__init__()
         self.size = os.fstat(self._file.fileno()).st_size
+
+    def renew(self) -> None:
+        """Be unlocked."""
+        self._lock = allocate_lock()
 
     def read_at(self, position: int, view: memoryview) -> int:
         if hasattr(os, "preadv"):
@@ -71,22 +79,27 @@ class FileStorage(PositionedStorage):
             self._file.seek(position)
             return self._file.readinto(view) or 0
 
-    def check_unchanged(self) -> None:
-        self._file.check_unchanged()
+    def check_unchanged(self, *, grows: bool = False) -> None:
+        self._file.check_unchanged(grows=grows)
 
     def close(self) -> None:
         self._file.close()
 
 
-class StreamStorage(PositionedStorage):
+class StreamStorage(PositionedStorage, Renewed):
     """A seekable stream, such as BytesIO; it stays open."""
 
     size: int
 
     def __init__(self, stream: IO[bytes], name: str | None = None) -> None:
         self.name = stream_name(stream) if name is None else name
-        self._stream, self._lock = stream, threading.Lock()
+        self._stream = stream
+        super().__init__()
         self.size = stream.seek(0, os.SEEK_END)
+
+    def renew(self) -> None:
+        """Be unlocked."""
+        self._lock = allocate_lock()
 
     def read_at(self, position: int, view: memoryview) -> int:
         with self._lock:

@@ -106,7 +106,7 @@ def test_training_needs_its_extra_and_plots_theirs(shell: Shell, tmp_path: Path)
     short = "--epochs 1 --sparsify-epochs 1 --densify-epochs 1"
     shell("pip install '.[train]'")
     said = shell(f"elsa-train digits {short} --out {tmp_path}/run")
-    (advice,) = re.findall(r"no plot: .*; (pip install .+)", said)
+    (advice,) = re.findall(r"no plot: .*; run: (pip install .+)", said)
     shell(advice)  # the package is there, so this need not find it in an index
     shell(f"elsa-train digits {short} --out {tmp_path}/run")
     assert (tmp_path / "run" / "accuracy.png").stat().st_size > 0

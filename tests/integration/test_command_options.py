@@ -13,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 import elsa_format as elsa
 from elsa_format._cli import main
+from elsa_format.cli import install_command
 
 BIN = Path(sys.executable).parent
 COMMANDS = ("pack", "extract", "inspect", "verify", "export")
@@ -182,6 +183,15 @@ def test_wrong_files(words: str, folder: Path, tmp_path: Path, monkeypatch) -> N
         ("onnx", "onnx", "pack model.onnx --sparsities 90 -o OUT"),
         ("fsspec", "remote", "verify memory://net.safetensors"),
         ("jax", "train", "train digits --out OUT"),
+        # Before anything else is said of the words, or read of the files, that are wrong, too.
+        ("onnx", "onnx", "export"),
+        ("onnxruntime", "onnx", "export nothing --no-such-option"),
+        ("onnx", "onnx", "bench"),
+        ("onnxruntime", "onnx", "bench nothing.safetensors --onnx nothing.onnx"),
+        ("jax", "train", "train"),
+        ("optax", "train", "train nothing --no-such-option"),
+        ("flax", "train", "train nothing.toml"),
+        ("PIL", "train", "train recalibrate nothing.safetensors"),
     ],
 )
 def test_a_missing_extra(
@@ -198,7 +208,21 @@ def test_a_missing_extra(
     )
     assert done.returncode == 1, done.stderr
     assert done.stderr.count("\n") == 1
-    assert f"pip install 'elsa-format[{extra}]'" in done.stderr
+    assert f"run: {install_command(extra)}\n" in done.stderr
+
+
+@pytest.mark.parametrize("words", ["export --help", "bench -h", "train --help", "train list"])
+def test_help_needs_no_extra(words: str) -> None:
+    hidden = dict.fromkeys(("onnx", "onnxruntime", "jax", "flax", "optax"))
+    name, *rest = words.split()
+    script = f"import sys; sys.modules.update({hidden}); from elsa_format import _start; "
+    done = subprocess.run(
+        [sys.executable, "-c", f"{script}_start.{name}()", *rest],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("name", COMMANDS)

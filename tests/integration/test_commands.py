@@ -200,7 +200,7 @@ def test_counters_in_the_papers_form(network: dict[str, np.ndarray], tmp_path: P
     ok("elsa-pack", dense, "--counters", steps, "--levels", 3, "-q", "-o", net)
     assert b"3 levels" in ok("elsa-verify", net)
     done = run("elsa-pack", dense, "--counters", steps, "-f", "-o", net)
-    assert b"note: no counter is 0" in done.stderr
+    assert b"warning: no counter is 0" in done.stderr
     assert b"4 levels" in ok("elsa-verify", net)
     done = run("elsa-pack", dense, "--sparsities", 90, "--levels", 1, "-f", "-o", net)
     assert done.returncode == 2

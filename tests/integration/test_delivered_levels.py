@@ -137,11 +137,14 @@ def test_the_whole_comes_back(folder: Path, tmp_path: Path) -> None:
     for path in folder.glob("m*.safetensors*"):
         if ".ship." not in path.name:
             assert (tmp_path / path.name).read_bytes() == path.read_bytes(), path.name
-    for wrong in ({"level": 1}, {"sparsity": 90}):
+    wrongs = ({"level": 1}, {"sparsity": 90}, {"layout": "csr"}, {"keep_levels": True})
+    for wrong in wrongs:
         with pytest.raises(TypeError, match="whole"):
             elsa.extract(folder / "net.ship.safetensors", io.BytesIO(), whole=True, **wrong)
     with pytest.raises(elsa.InvalidOption, match="not a delivery file"):
         elsa.extract(folder / "net.safetensors", io.BytesIO(), whole=True)
+    with pytest.raises(elsa.TooLarge):
+        elsa.extract(folder / "net.ship.safetensors", io.BytesIO(), whole=True, max_bytes=10)
     prefix = cut(folder, 3, tmp_path)
     with pytest.raises(elsa.Incomplete):
         elsa.extract(prefix, tmp_path / "x.safetensors", whole=True)
@@ -158,13 +161,15 @@ def test_what_is_made_for_others_refuses_it(folder: Path) -> None:
 def test_commands(folder: Path, tmp_path: Path) -> None:
     run, path = CliRunner().invoke, cut(folder, 2, tmp_path)
     shown = run(main, ["inspect", str(path)]).output
-    assert "level 2 is there" in shown
+    assert "level 2 downloaded" in shown
     assert "download" in shown
     told = json.loads(run(main, ["inspect", str(path), "--json"]).output)["delivery"]
     assert told["there"] == 2
     assert [entry["level"] for entry in told["levels"]] == [1, 2, 3, "dense"]
     assert told["levels"][1]["size"] == path.stat().st_size
-    assert run(main, ["verify", str(path)]).output.endswith("level 2 is there\n")
+    assert run(main, ["verify", str(path)]).output.startswith(
+        f"{path}: valid: 2 of 3 levels downloaded"
+    )
     page = tmp_path / "page.html"
     assert run(main, ["inspect", str(path), "--html", str(page)]).exit_code == 0
     assert '"downloads":[' in page.read_text()

@@ -119,7 +119,7 @@ def test_two_commands(single: Path, model: Network, tmp_path: Path) -> None:
     packed, level = tmp_path / "out", tmp_path / "a" / "b" / "level-1.5"
     code, summary = run("pack", single, "--sparsities", "90,50", "-o", packed)
     assert code == 0, summary
-    assert "not nested (embedding): 1 tensors: embed_tokens.weight" in summary
+    assert "not nested (embedding): 1 tensor: embed_tokens.weight" in summary
     code, summary = run("extract", packed, "--level", 1, "-o", level)
     assert (code, f"{level}: level 1, " in summary) == (0, True)
     for folder in (packed, level):
@@ -225,6 +225,25 @@ def test_shards_keep_their_files_and_what_the_index_says(sharded: Path, tmp_path
         elsa.verify(folder)
     for name in (*shards, INDEX):
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_the_whole_of_a_fetched_directory_is_a_directory(packed, tmp_path, exists) -> None:
+    """With its side files, whether or not the directory exists; an error leaves nothing."""
+    elsa.ship(packed, tmp_path / "ship")
+    fetched, back = tmp_path / "fetched", tmp_path / "back"
+    elsa.fetch(tmp_path / "ship", fetched, level=1)
+    if exists:
+        back.mkdir()
+    assert run("extract", fetched, "--whole", "-o", back)[0] == 3
+    assert not exists or not files(back)
+    assert back.exists() == exists
+    elsa.fetch(tmp_path / "ship", fetched, upgrade="dense")
+    code, text = run("extract", fetched, "--whole", "-o", back)
+    assert code == 0, text
+    assert files(back) == files(packed)
+    assert has_side_files(back)
+    assert (back / "model.safetensors").read_bytes() == (packed / "model.safetensors").read_bytes()
 
 
 def test_a_directory_in_shards_of_a_size(single: Path, tmp_path: Path) -> None:
@@ -533,8 +552,6 @@ def test_a_signal_leaves_nothing(number: int, tmp_path: Path) -> None:
     process = subprocess.Popen(
         [str(word) for word in words],
         stderr=subprocess.PIPE,
-        # Shells let their jobs in the background ignore it.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     for _ in range(2000):
         if out.exists() or process.poll() is not None:
@@ -559,7 +576,7 @@ def test_ship_and_fetch(source: str, tmp_path: Path, request: pytest.FixtureRequ
     elsa.pack(request.getfixturevalue(source), tmp_path / "packed", sparsities=[90, 50])
     ship, phone = _shipped(tmp_path / "packed", tmp_path), tmp_path / "phone"
     assert has_side_files(ship)
-    with pytest.raises(elsa.InvalidOption, match="cannot be upgraded"):
+    with pytest.raises(elsa.InvalidOption, match="does not exist"):
         elsa.fetch(ship, phone, upgrade=2)
     assert run("fetch", ship, "--level", 1, "-o", phone)[0] == 0
     assert files(phone) == files(ship)

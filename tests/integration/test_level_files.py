@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from safetensors.numpy import save_file
 
 import elsa_format as elsa
+import elsa_format.plugins
 from elsa_format._cli import main
 
 LAYOUTS = ("dense", "bitmask", "csr")
@@ -287,3 +288,109 @@ def test_limits_of_memory(net: Path, tmp_path: Path) -> None:
         done = CliRunner().invoke(main, [*words, str(net), "--max-bytes", "1kB"])
         assert (done.exit_code, "see --max-bytes" in done.stderr) == (2, True)
     assert not out.exists()
+
+
+@pytest.mark.parametrize("kind", ["bitmask", "csr", "variants", "delivery"])
+def test_a_lost_document_is_refused_on_every_route(net, rich, tmp_path, kind) -> None:
+    """With one bit of its key changed, what the document described must not pass for tensors."""
+    path, out = tmp_path / "file.safetensors", tmp_path / "out.safetensors"
+    if kind == "delivery":
+        elsa.ship(net, path)
+    elif kind == "variants":
+        path.write_bytes(rich.read_bytes())
+    else:
+        elsa.extract(net, path, level=LEVEL, layout=kind)
+    key = {"variants": b'"elsa"', "delivery": b'"elsa_delivery"'}.get(kind, b'"elsa_level"')
+    content = path.read_bytes()
+    assert content.count(key) == 1
+    path.write_bytes(content.replace(key, key[:-2] + bytes([key[-2] ^ 1]) + b'"'))
+    routes = [
+        lambda: elsa.load_level(path),
+        lambda: elsa.load_level(io.BytesIO(path.read_bytes())),
+        lambda: elsa.load_level(path, verify=False),
+        lambda: elsa.open(path),
+        lambda: elsa.verify(path),
+        lambda: elsa.extract(path, out, level=LEVEL),
+        lambda: dict(elsa.stream(path, level=LEVEL)),
+        lambda: elsa.ship(path, out),
+        lambda: elsa.pack(path, out, sparsities=[90]),
+        lambda: elsa.pack({"w": np.eye(3)}, out, levels=[path]),
+    ]
+    for route in routes:
+        with pytest.raises(elsa.NotElsa, match=r"reserved name|profile"):
+            route()
+    assert not out.exists()
+
+
+def test_shards_without_documents_are_refused(net: Path, tmp_path: Path) -> None:
+    index = tmp_path / "level.safetensors.index.json"
+    elsa.extract(net, index, level=LEVEL, layout="csr", max_shard_size=300_000)
+    shards = sorted(tmp_path.glob("*.safetensors"))
+    assert len(shards) > 1
+    for shard in shards:
+        shard.write_bytes(shard.read_bytes().replace(b'"elsa_level"', b'"elsa_levem"'))
+    stated = json.loads(index.read_text())
+    del stated["metadata"]["elsa_level"]
+    index.write_text(json.dumps(stated))
+    with pytest.raises(elsa.NotElsa, match="reserved name"):
+        elsa.load_level(index)
+
+
+@pytest.mark.parametrize("key", ["elsa", "elsa_level", "elsa_delivery"])
+def test_no_writer_takes_the_key_of_a_document(rich: Path, tmp_path: Path, key: str) -> None:
+    out = tmp_path / "out.safetensors"
+    tensors = {"w": elsa.embed_counters(np.ones((2, 2), np.float32), np.eye(2, dtype=int), bits=1)}
+    levels = [elsa.LevelSpec("half")]
+
+    class Told(elsa.plugins.Checkpoint):
+        path, metadata = "<told>", {key: "x"}
+
+        @property
+        def tensors(self) -> Any:
+            return {"w": elsa.plugins.TensorInfo("w", elsa.plugins.DTYPES["F32"], (2, 2))}
+
+        def blocks(self, name: str, size: int) -> Any:
+            yield np.ones(4, np.float32).view(np.uint8)
+
+    writers = [
+        lambda: elsa.write(out, tensors, levels=levels, nested=["w"], metadata={key: "x"}),
+        lambda: elsa.pack(Told(), out, sparsities=[50]),
+    ]
+    for write in writers:
+        with pytest.raises(elsa.InvalidHeader, match=f"'{key}': the name is reserved"):
+            write()
+    assert not out.exists()
+
+
+def test_metadata_makes_the_round_trip(net: Path, rich: Path, tmp_path: Path) -> None:
+    """What `File.metadata` gives, `write` takes: of ELSA files, level files and delivery files."""
+    elsa.ship(rich, tmp_path / "ship")
+    sources = [rich, tmp_path / "ship"]
+    for layout in LAYOUTS:
+        sources.append(tmp_path / layout)
+        elsa.extract(rich, sources[-1], level=LEVEL, layout=layout)
+    counters = elsa.embed_counters(np.ones((2, 2), np.float32), np.eye(2, dtype=int), bits=1)
+    for number, source in enumerate(sources):
+        with elsa.open(source) as file:
+            assert file.metadata == {"format": "pt"}
+            levels = [elsa.LevelSpec("half")]
+            path = tmp_path / f"{number}.safetensors"
+            elsa.write(path, {"w": counters}, levels=levels, nested=["w"], metadata=file.metadata)
+        with elsa.open(path) as file:
+            assert file.metadata == {"format": "pt"}
+
+
+def test_a_level_of_a_file_with_a_foreign_key_opens(net: Path, tmp_path: Path) -> None:
+    """What another writer called `elsa_delivery` is not copied to where it would mean something."""
+    content = net.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    profile = json.loads(header["__metadata__"]["elsa"])
+    del profile["header"]  # the checksum of the header that is changed here
+    header["__metadata__"] = {"elsa": json.dumps(profile), "elsa_delivery": "x"}
+    changed = json.dumps(header).encode()
+    path = tmp_path / "net.safetensors"
+    path.write_bytes(len(changed).to_bytes(8, "little") + changed + content[8 + size :])
+    for layout in LAYOUTS:
+        elsa.extract(path, tmp_path / layout, level=LEVEL, layout=layout)
+        assert elsa.load_level(tmp_path / layout)

@@ -526,7 +526,7 @@ def test_other_stores_through_fsspec(
     with pytest.raises(elsa.UnsafePath, match="memory::s-00001"):
         elsa.open("memory://sharded/bad.index.json")
     monkeypatch.setitem(sys.modules, "fsspec", None)
-    with pytest.raises(elsa.RemoteError, match=r"pip install 'elsa-format\[remote\]'$"):
+    with pytest.raises(elsa.RemoteError, match=r"; for others, run: pip install .*\[remote\]'$"):
         elsa.open("s3://bucket/net.safetensors")
 
 

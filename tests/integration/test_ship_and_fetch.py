@@ -335,7 +335,7 @@ def test_a_file_that_changes(
     elsa.ship(tmp_path / "two", tmp_path / "two.ship")
     url = server.serve((tmp_path / "two.ship").read_bytes(), etag='"three"')
     before = out.read_bytes()
-    with pytest.raises(elsa.OutputExists, match="beginning"):
+    with pytest.raises(elsa.OutputExists, match="is not a prefix of"):
         elsa.fetch(url, out, level=1)
     assert out.read_bytes() == before
     elsa.fetch(url, out, level=1, force=True)
@@ -375,7 +375,7 @@ def test_what_is_no_delivery_file(server: Server, source: Path, tmp_path: Path) 
     url = server.serve(b"{}", faults=[add_header("Content-Encoding", "gzip")])
     with pytest.raises(elsa.RemoteError, match="gzip"):
         elsa.fetch(url, out, level=1)
-    with pytest.raises(elsa.InvalidOption, match="not there"):
+    with pytest.raises(elsa.InvalidOption, match="does not exist; use level=2"):
         elsa.fetch(server.url, out, upgrade=2)
     assert not list(tmp_path.iterdir())
 

@@ -21,6 +21,7 @@ pytest.importorskip("s3fs")
 from s3_server import PART, Asked, Server, cut, s3_server
 
 import elsa_format as elsa
+from elsa_format.cli import install_command
 
 BIN = Path(sys.executable).parent
 BUCKET = "s3://bucket"
@@ -284,10 +285,10 @@ def test_fetch_to_a_store(net: Path, bucket: Bucket, tmp_path: Path) -> None:
     bucket.server.asked.clear()
     assert elsa.fetch(ship, out, upgrade=1).fetched < 1000
     assert not {"begin", "part", "complete"} & set(bucket.server.whats())
-    with pytest.raises(elsa.InvalidOption, match=rf"^{BUCKET}/none: is not there"):
+    with pytest.raises(elsa.InvalidOption, match=rf"^{BUCKET}/none: does not exist"):
         elsa.fetch(ship, f"{BUCKET}/none", upgrade=1)
     bucket.put("other", b"x" * 1000)
-    with pytest.raises(elsa.OutputExists, match=rf"^{BUCKET}/other: is not the beginning of"):
+    with pytest.raises(elsa.OutputExists, match=rf"^{BUCKET}/other: is not a prefix of"):
         elsa.fetch(ship, f"{BUCKET}/other", level=1)
     assert bucket.read("other") == b"x" * 1000
     assert elsa.fetch(ship, f"{BUCKET}/other", level=1, force=True).size == first.size
@@ -303,13 +304,31 @@ def test_fetch_shards_and_directories(net: Path, bucket: Bucket, tmp_path: Path)
     elsa.ship(model, tmp_path / "shipped")
     elsa.ship(model, f"{BUCKET}/shipped")
     assert same_files(bucket, "shipped/", tmp_path / "shipped")
-    elsa.fetch(f"{BUCKET}/shipped/", tmp_path / "here", level=1)
+    elsa.fetch(f"{BUCKET}/shipped", tmp_path / "here", level=1)  # with or without its slash
     elsa.fetch(f"{BUCKET}/shipped/", f"{BUCKET}/there/", level=1)
     for path in (tmp_path / "here").iterdir():
         assert bucket.read(f"there/{path.name}") == path.read_bytes()
     elsa.fetch(f"{BUCKET}/shipped/", f"{BUCKET}/there", upgrade="dense")
     for path in (tmp_path / "shipped").iterdir():
         assert bucket.read(f"there/{path.name}") == path.read_bytes()
+    assert bucket.uploads == []
+
+
+def test_fetch_replaces_nothing_that_came_meanwhile(
+    net: Path, bucket: Bucket, tmp_path: Path
+) -> None:
+    """A store has no locks, so that what was read is compared once more before it is replaced."""
+    ship, name = tmp_path / "net.ship.safetensors", "out.ship.safetensors"
+    elsa.ship(net, ship)
+    elsa.fetch(ship, f"{BUCKET}/{name}", level=1)
+    with pytest.raises(elsa.OutputExists, match=rf"^{BUCKET}/{name}: was replaced meanwhile"):
+        elsa.fetch(
+            ship,
+            f"{BUCKET}/{name}",
+            upgrade=2,
+            progress=lambda *_: bucket.put(name, ship.read_bytes()),
+        )
+    assert bucket.read(name) == ship.read_bytes()
     assert bucket.uploads == []
 
 
@@ -391,7 +410,9 @@ def test_packages_that_are_missing(net: Path, tmp_path: Path) -> None:
     start = b"error: s3://bucket/x.safetensors: "
     assert complaint("s3fs") == start + b"Install s3fs to access S3\n"
     assert complaint("fsspec") == (
-        start + b"only http and https are built in; for others, pip install 'elsa-format[remote]'\n"
+        start
+        + b"only http and https are built in; for others, run: "
+        + f"{install_command('remote')}\n".encode()
     )
 
 
@@ -555,7 +576,6 @@ def interrupted(
         [str(BIN / str(words[0])), *map(str, words[1:])],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None,
     ) as process:
         try:
             assert reached.wait(30)

@@ -10,7 +10,7 @@ import pytest
 from browser import Browser
 from conftest import HOSTILE
 
-from elsa_format._open import open_network
+from elsa_format._network import open_network
 from elsa_format._report.page import describe, render
 
 NAMES = "return [...document.querySelectorAll('#layer-table tbody .pick')].map(e => e.textContent)"

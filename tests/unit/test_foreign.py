@@ -56,6 +56,9 @@ def text(content: bytes) -> Callable[[Path], object]:
         ("index.json", text(b'{"weight_map": {}}'), "JSON", ".index.json"),
         ("net.safetensors.gz", gzipped, "gzip", "decompress"),
         ("net.safetensors", text(b""), "empty", "8 bytes"),
+        ("passwd", text(b"root:x:0:0:root:/root:/bin/bash\n"), "text file", "a file of weights"),
+        ("notes", text(("ä" * 63).encode()[1:]), "header of", "expected at most"),
+        ("notes", text(("x" + "ä" * 63).encode()), "text file", "a file of weights"),
     ],
 )
 def test_files_of_other_kinds(
@@ -64,9 +67,9 @@ def test_files_of_other_kinds(
     path = tmp_path / name
     make(path)
     for read in (elsa.open, elsa.verify, elsa.load_level, lambda p: list(elsa.stream(p))):
-        with pytest.raises(elsa.FormatError, match=f"is .*{kind}.*{advice}"):
+        with pytest.raises(elsa.FormatError, match=f"{kind}.*{advice}"):
             read(path)
-    with pytest.raises(elsa.FormatError, match=f"is .*{kind}.*{advice}"):
+    with pytest.raises(elsa.FormatError, match=f"{kind}.*{advice}"):
         elsa.pack(path, io.BytesIO(), sparsities=[50])
 
 

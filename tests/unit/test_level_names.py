@@ -26,10 +26,10 @@ NAMES = ["1:8", "2", "large", "7", "twice", "twice"]
         (np.int8(4), 4),
         (np.uint64(4), 4),
         (np.array(4), 4),
-        ("dense", None),
+        ("dense", "dense"),
     ],
 )
-def test_found(level: Any, number: int | None) -> None:
+def test_found(level: Any, number: int | str) -> None:
     assert find_level(level, NAMES) == number
 
 

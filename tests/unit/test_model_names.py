@@ -94,8 +94,8 @@ def test_inputs_of_layers() -> None:
 def test_starved_tensors() -> None:
     kept = {"big": [900, 900], "none": [0, 50], "thin": [1, 50], "empty": [0, 0]}
     sizes = {"big": 1000, "none": 100, "thin": 100, "empty": 0}
-    notes = starved_notes(kept, sizes, ["90%", "50%"])
-    advice = "a uniform scope gives each its share"
+    advice = "use another scope"
+    notes = starved_notes(kept, sizes, ["90%", "50%"], advice=f"; {advice}")
     assert notes == (
         f"level 90% keeps no weight of 1 of 3 tensors ('none'); {advice}",
         f"level 90% keeps less than a tenth as much of 1 of 3 tensors ('thin'); {advice}",

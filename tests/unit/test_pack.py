@@ -48,7 +48,7 @@ def test_magnitude_levels_keep_exactly_the_largest(
             dtype = np.dtype(ml_dtypes.bfloat16 if mixed == "bfloat16" else mixed)
         network[f"w{at}"] = values.astype(dtype)
     percents = sorted(percents, reverse=True)
-    file = pack(network, sparsities=percents, scope=scope)
+    file = pack(network, sparsities=[f"{percent}%" for percent in percents], scope=scope)
     groups = [list(network)] if scope == "global" else [[name] for name in network]
     # The order of writing decides ties: by falling width, then as given.
     order = sorted(network, key=lambda name: -network[name].itemsize)

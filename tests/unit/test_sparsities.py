@@ -1,18 +1,30 @@
 """Levels as people ask for them: what is read, kept and refused, here and by the trainer."""
 
 import io
+import json
 import math
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.numpy import save_file
 
 import elsa_format as elsa
-from elsa_format.levels import Pattern, _most_kept, check_levels, kept_count, parse_sparsity
+from elsa_format._cli import main
+from elsa_format.levels import (
+    Pattern,
+    _most_kept,
+    check_levels,
+    kept_count,
+    parse_sparsity,
+    zeros_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -59,8 +71,8 @@ def test_uniform_levels_leave_no_tensor_empty() -> None:
 @pytest.mark.parametrize(
     ("patterns", "problem"),
     [
-        ([(1, 4), (1, 8)], "sparsities must fall"),
-        ([(1, 4), (1, 4)], "sparsities must fall"),
+        ([(1, 4), (1, 8)], "sparsities must fall, as in 1:8,1:4$"),
+        ([(1, 4), (1, 4)], "sparsities must fall$"),
         ([(2, 8), (3, 4)], None),
         ([(3, 8), (2, 4)], "3 of 4 weights may be frozen"),
         ([(1, 8), (1, 4), (2, 4)], None),
@@ -119,3 +131,84 @@ def test_levels_that_cannot_be_made_are_refused(
 ) -> None:
     with pytest.raises(error, match=problem):
         check_levels(levels, **options)
+
+
+NET = {"w": np.random.default_rng(3).standard_normal((20, 50)).astype(np.float32)}
+SAME = [90, 90.0, 0.9, "90", "90%", " 90 % ", "0.9", "9/10", Fraction(9, 10), np.float32(0.9)]
+PATTERNS = ["2:4", Pattern(2, 4), "50%"]
+REFUSED = [100, "100", "100%", 1, 1.0, "1", "1.0", 150, -5, "-0.1", "-5%", math.nan, math.inf]
+REFUSED += ["nan", "many", "", "%", "4:2", "0:4", "2:4%", True, Fraction(1), Fraction(-1, 2)]
+
+
+def python_routes(folder: Path) -> dict[str, Any]:
+    """Every function that takes a sparsity, as a function of it that gives the level."""
+    net, ship = folder / "net.safetensors", folder / "ship.safetensors"
+    elsa.pack(NET, net, sparsities=[95, 90, 50])
+    elsa.ship(net, ship)
+    out = folder / "out"
+
+    def fetched(value: Any) -> Any:
+        out.unlink(missing_ok=True)
+        return elsa.fetch(ship, out, sparsity=value).level
+
+    return {
+        "extract": lambda value: elsa.extract(net, out, sparsity=value, force=True),
+        "choose": lambda value: elsa.open(net).choose(sparsity=value),
+        "fetch": fetched,
+        "parse": lambda value: 2 if zeros_of(value) == Fraction(9, 10) else 3,
+    }
+
+
+def command_routes(folder: Path) -> dict[str, Any]:
+    """Every command that takes one, in the same way."""
+    net, ship, out = folder / "net.safetensors", folder / "ship.safetensors", folder / "out"
+
+    def run(*arguments: str) -> Any:
+        out.unlink(missing_ok=True)
+        result = CliRunner().invoke(main, [*arguments, "-o", str(out), "--json"])
+        if result.exit_code:
+            assert result.exit_code == 2, result.output
+            assert not out.exists()
+            raise elsa.InfeasibleLevels(result.output)
+        return json.loads(result.stdout)["level"]
+
+    return {
+        "elsa extract": lambda value: run("extract", str(net), f"--sparsity={value!s}"),
+        "elsa fetch": lambda value: run("fetch", str(ship), f"--sparsity={value!s}"),
+    }
+
+
+def test_all_who_take_a_sparsity_take_the_same_words(tmp_path: Path) -> None:
+    for route, level in (python_routes(tmp_path) | command_routes(tmp_path)).items():
+        for value in SAME:
+            assert level(value) == 2, (route, value)
+        for value in PATTERNS:
+            assert level(value) == 3, (route, value)
+        for value in REFUSED:
+            with pytest.raises(elsa.InfeasibleLevels, match=r"sparsity|pattern"):
+                level(value)
+
+
+def test_levels_are_packed_by_the_same_words(tmp_path: Path) -> None:
+    out = tmp_path / "net.safetensors"
+    save_file(NET, tmp_path / "dense.safetensors")
+    pack = ["pack", str(tmp_path / "dense.safetensors"), "-o", str(out), "-f", "-q"]
+    for value in SAME:
+        elsa.pack(NET, out, sparsities=[value], force=True)
+        expected = out.read_bytes()
+        assert elsa.open(out).levels[0].name == "90%"
+        result = CliRunner().invoke(main, [*pack, f"--sparsities={value!s}"])
+        assert result.exit_code == 0, result.output
+        assert out.read_bytes() == expected
+    out.unlink()
+    for value in REFUSED:
+        with pytest.raises(elsa.InfeasibleLevels, match=r"sparsity|pattern"):
+            elsa.pack(NET, out, sparsities=[value])
+        result = CliRunner().invoke(main, [*pack, f"--sparsities={value!s}"])
+        assert result.exit_code == 2, (value, result.output)
+        assert not out.exists()
+
+
+def test_levels_in_the_wrong_order_are_told_in_the_right_one() -> None:
+    with pytest.raises(elsa.InfeasibleLevels, match=r"must fall, as in 95,92\.5,80$"):
+        elsa.pack({"w": np.ones((4, 4))}, io.BytesIO(), sparsities="80,92.5,95")

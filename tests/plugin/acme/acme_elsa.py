@@ -85,5 +85,5 @@ def sums(source: str, target: str, as_json: bool, quiet: bool, **options: object
         with open_output(target, in_order=True) as output:
             output.write_at(0, "".join(lines).encode())
             output.commit()
-    told = {"level": network.stated(level), "tensors": len(lines)}
+    told = {"level": level, "tensors": len(lines)}
     report(told, f"{target}: {len(lines)} sums", target, as_json=as_json, quiet=quiet)

@@ -1,0 +1,57 @@
+"""How a package was installed, and so what to type for an extra of it."""
+
+import json
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+PACKAGE = "elsa-format"
+
+
+def install_command(extra: str, package: str = PACKAGE) -> str:
+    """The command that installs what an extra needs, from where this copy came from (PEP 610).
+
+    A clone, a wheel or a repository need not be in any index, so it is named.
+    """
+    return f"pip install {_requirement(extra, package)}"
+
+
+def _requirement(extra: str, package: str) -> str:
+    origin = _origin(package)
+    url, wanted = str(origin.get("url", "")), f"{package}[{extra}]"
+    if url.startswith("file:"):
+        from urllib.parse import urlsplit  # both take long to import
+        from urllib.request import url2pathname
+
+        path = url2pathname(urlsplit(url).path)
+        if not os.path.exists(path):  # moved, or removed
+            return _quoted(wanted)
+        editable = "-e " if origin.get("dir_info", {}).get("editable") else ""
+        return editable + _quoted(f"{path}[{extra}]")
+    if url:
+        found = origin.get("vcs_info", {})
+        kind, commit = found.get("vcs", ""), found.get("commit_id", "")
+        return _quoted(f"{wanted} @ {kind and f'{kind}+'}{url}{commit and f'@{commit}'}")
+    return _quoted(wanted)
+
+
+def _quoted(text: str) -> str:
+    return f'"{text}"' if os.name == "nt" else shlex.quote(text)
+
+
+def _origin(package: str) -> dict[str, Any]:
+    """Where a package came from, as pip noted it; nothing if that was an index."""
+    from importlib.metadata import PackageNotFoundError, distribution  # takes long to import
+
+    try:
+        text = distribution(package).read_text("direct_url.json")
+    except PackageNotFoundError:  # run from a clone that nobody installed
+        clone = Path(__file__).resolve().parents[1]
+        here = package == PACKAGE and (clone / "pyproject.toml").is_file()
+        return {"url": clone.as_uri()} if here else {}
+    try:
+        origin = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    return origin if isinstance(origin, dict) else {}

@@ -1,0 +1,100 @@
+"""A delivery file, or the first bytes of one, as the network it holds."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elsa_format._container.header import Header, TensorInfo
+from elsa_format._delivery.prefix import Growing, Prefix
+from elsa_format._delivery.reader import Delivery
+from elsa_format._network.base import Kind, Network, TensorBytes
+from elsa_format._options import Limit
+from elsa_format._profile import LevelNumber
+from elsa_format._storage import Storage
+from elsa_format._storage.local import PipeStorage
+
+
+@dataclass(frozen=True, eq=False)
+class DeliveryNetwork(Network):
+    """One delivery file; of its levels those can be read that were downloaded."""
+
+    delivery: Delivery = field(kw_only=True)
+
+    @property
+    def kind(self) -> Kind:
+        return "delivery"
+
+    @property
+    def high_latency(self) -> bool:
+        return True  # blocks hold several tensors, so these are read one after the other
+
+    def open(self, level: LevelNumber = "dense", only: TensorInfo | None = None) -> TensorBytes:
+        last = self._part(level)
+        self.delivery.prefix.check_indexes(last)
+        return _DeliveredBytes(self.delivery, last, alone=only is not None)
+
+    def need(self, level: LevelNumber) -> None:
+        self.delivery.prefix.need(self._part(level))
+
+    def check_unchanged(self) -> None:
+        self.delivery.finish()
+
+    def restored(self) -> Iterator[tuple[int, Any]]:
+        yield from self.delivery.whole_blocks()
+        self.delivery.finish()
+
+    @property
+    def available(self) -> Sequence[LevelNumber]:
+        return super().available[: self.delivery.prefix.parts]
+
+    @property
+    def downloads(self) -> Mapping[LevelNumber, int]:
+        return self.delivery.sizes
+
+    @property
+    def file_size(self) -> int:
+        """Bytes of the delivery file that are there, or of all of it where that is not known."""
+        size = self.delivery.prefix.storage.size
+        return self.downloads["dense"] if size is None else size
+
+    def holds(self, stored: str, level: LevelNumber) -> bool:
+        place = self.delivery.prefix.plan.places.get(stored)
+        return place is None or place.part <= self._part(level)
+
+    def _part(self, level: LevelNumber) -> int:
+        return len(self.profile.levels) + 1 if level == "dense" else level
+
+    def checksum(self, stored: str, level: LevelNumber) -> str | None:
+        partial = level != "dense" and stored in self.profile.nested
+        return None if partial else super().checksum(stored, level)
+
+    def close(self) -> None:
+        """Close the file."""
+        self.delivery.close()
+
+
+def delivery_network(storage: Storage, header: Header, limit: Limit) -> DeliveryNetwork:
+    """The network in a delivery file whose header was read."""
+    if isinstance(storage, PipeStorage) or storage.high_latency:
+        storage = Growing(storage, header.data_start)
+    delivery = Delivery(Prefix(storage, header, limit))
+    return DeliveryNetwork(delivery.path, delivery.header, delivery.profile, delivery=delivery)
+
+
+class _DeliveredBytes(TensorBytes):
+    """Takes tensors from the blocks that they are in."""
+
+    def __init__(self, delivery: Delivery, part: int, *, alone: bool) -> None:
+        self._delivery, self._part, self._alone = delivery, part, alone
+
+    def seek(self, info: TensorInfo) -> None:
+        self._info, self._position = info, 0
+
+    def readinto(self, buffer: Any, /) -> int:
+        out: NDArray[np.uint8] = np.frombuffer(buffer, np.uint8)
+        self._delivery.read(self._info, self._part, self._position, out, alone=self._alone)
+        self._position += out.size
+        return out.size

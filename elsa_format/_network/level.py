@@ -1,0 +1,200 @@
+"""A level file as the network it stands for (spec §9).
+
+Its tensors are read as if they were stored dense, so that whatever reads a network reads a level
+file too: the parts of a sparse layout are put together block by block.
+"""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+import numpy as np
+
+from elsa_format._container.header import (
+    RESERVED,
+    Header,
+    TensorInfo,
+    VirtualHeader,
+    check_size,
+    lay_out,
+)
+from elsa_format._errors import InvalidLayout, Truncated
+from elsa_format._kept import NOT_ZERO
+from elsa_format._layouts import FORMS, Elements, Layout, part_name
+from elsa_format._layouts.base import Decoder
+from elsa_format._level_document import LevelFile
+from elsa_format._network.base import Kind, TensorBytes
+from elsa_format._network.stored import StoredNetwork
+from elsa_format._profile import Level, LevelNumber, Profile
+from elsa_format._storage import Reader, SpooledStorage, Storage
+
+VALUES = part_name("values", "")
+"""How the parts that every sparse layout has are called."""
+
+
+@dataclass(frozen=True, eq=False)
+class LevelNetwork(StoredNetwork):
+    """One level and nothing else, its tensors dense."""
+
+    document: LevelFile | None = field(kw_only=True)
+    """What the file says of itself; a plain checkpoint says nothing."""
+
+    @property
+    def kind(self) -> Kind:
+        return "level"
+
+    def with_counts(self, kept: Mapping[str, int]) -> Self:
+        if self.document is None or self.document.tensors is None:
+            return self  # which tensors are nested, it does not tell
+        counts = {name: kept[name] for name in self.profile.nested}
+        level = replace(self.profile.levels[0], nonzero=sum(counts.values()))
+        nested = {name: (count,) for name, count in counts.items()}
+        return replace(self, profile=replace(self.profile, levels=(level,), nested=nested))
+
+
+@dataclass(frozen=True, eq=False)
+class SparseNetwork(LevelNetwork):
+    """One level whose nested tensors are stored in a sparse layout."""
+
+    document: LevelFile = field(kw_only=True)
+    own_header: Header = field(kw_only=True)
+
+    @property
+    def layout(self) -> Layout:
+        return self.document.layout
+
+    @property
+    def stored_header(self) -> Header:
+        return self.own_header
+
+    @property
+    def file_size(self) -> int:
+        return self.own_header.data_start + self.own_header.data_size
+
+    def open(self, level: LevelNumber = "dense", only: TensorInfo | None = None) -> TensorBytes:
+        return _SparseBytes(self)
+
+
+def level_network(storage: Storage, header: Header, document: LevelFile | None) -> LevelNetwork:
+    """The network of a parsed level file; a checkpoint without a document is one without levels."""
+    stated = document or LevelFile(1, "", "dense", None, None)
+    nested = stated.tensors or {}
+    digest = None if stated.tensors is None else stated.digest  # which else nobody can compute
+    level = Level(stated.name, None, digest=digest, number=stated.level)
+    profile = Profile(NOT_ZERO, (level,), dict.fromkeys(nested, ()))
+    if document is None or document.layout == "dense":
+        return LevelNetwork(storage.name, header, profile, storage=storage, document=document)
+    if storage.size is None:
+        storage = SpooledStorage(storage, header.data_start)
+        check_size(header, storage.size, storage.name)
+    network = SparseNetwork(
+        storage.name,
+        _dense_header(header, nested),
+        profile,
+        storage=storage,
+        document=document,
+        own_header=header,
+    )
+    values = {name: header.tensors[part_name("values", name)] for name in nested}
+    return network.with_counts({name: info.elements for name, info in values.items()})
+
+
+def _dense_header(header: Header, nested: Mapping[str, TensorInfo]) -> Header:
+    """The tensors of a sparse layout as if they were dense, where their values are."""
+    infos = []
+    for stored in header.tensors.values():
+        if stored.name.startswith(VALUES):
+            infos.append(nested[stored.name.removeprefix(VALUES)])
+        elif not stored.name.startswith(RESERVED):
+            infos.append(stored)
+    return VirtualHeader(lay_out(infos), header.metadata, b"", headers_size=header.data_start)
+
+
+class _SparseBytes(TensorBytes):
+    """Puts a tensor together of its parts, or reads it as it is stored."""
+
+    def __init__(self, network: SparseNetwork) -> None:
+        self._network, self._form = network, FORMS[network.layout]
+        self._tensor: _SparseTensor | Reader | None = None
+
+    def seek(self, info: TensorInfo) -> None:
+        self.close()
+        nested = info.name in self._network.profile.nested
+        self._tensor = self._sparse(info) if nested else self._read(info)
+
+    def _read(self, info: TensorInfo) -> Reader:
+        """The bytes of a tensor of the file itself."""
+        header = self._network.own_header
+        start = header.data_start + header.tensors[info.name].start
+        return self._network.storage.reader(start, start + info.nbytes)
+
+    def _sparse(self, info: TensorInfo) -> "_SparseTensor":
+        (kept,) = self._network.profile.nested[info.name]
+        opened = [(part, self._read(part)) for part in self._form.parts(info, kept)]
+        where = f"{self._network.name}: tensor {info.name!r}"
+        return _SparseTensor(where, info, opened, self._form.decoder)
+
+    def readinto(self, buffer: Any, /) -> int:
+        return self._tensor.readinto(buffer) if self._tensor else 0
+
+    def finish(self) -> None:
+        """Look at the parts of empty tensors, too, which nobody reads."""
+        for name in self._network.profile.nested:
+            info = self._network.header.tensors[name]
+            if not info.nbytes:
+                with contextlib.closing(self._sparse(info)) as tensor:
+                    tensor.finish()
+
+    def close(self) -> None:
+        if self._tensor is not None:
+            self._tensor.close()
+            self._tensor = None
+
+
+class _SparseTensor:
+    """One tensor, read sequentially."""
+
+    def __init__(
+        self,
+        where: str,
+        info: TensorInfo,
+        opened: Sequence[tuple[TensorInfo, Reader]],
+        decoder: type[Decoder],
+    ) -> None:
+        self._where, self._words, self._left = where, info.dtype.words, info.nbytes
+        self._opened, elements = opened, {}
+        for part, reader in opened:
+            kind = part.name.split(".", 2)[1]
+            dtype = part.dtype.words if kind == "values" else part.dtype.numpy
+            assert dtype is not None
+            elements[kind] = Elements(reader, dtype, part.elements)
+        with self._naming():
+            self._decoder = decoder(info, elements)
+
+    def readinto(self, buffer: Any, /) -> int:
+        """The next words, which fill the buffer."""
+        words = np.frombuffer(buffer, np.uint8).view(self._words)
+        with self._naming():
+            self._decoder.decode(words)
+        self._left -= words.nbytes
+        if not self._left:
+            self.finish()
+        return words.nbytes
+
+    def finish(self) -> None:
+        """See that the parts hold no more."""
+        with self._naming():
+            self._decoder.finish()
+
+    @contextlib.contextmanager
+    def _naming(self) -> Iterator[None]:
+        """Let errors say which tensor it is."""
+        try:
+            yield
+        except (InvalidLayout, Truncated) as error:
+            raise type(error)(f"{self._where}: {error}") from None
+
+    def close(self) -> None:
+        for _, reader in self._opened:
+            reader.close()
