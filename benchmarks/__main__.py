@@ -10,7 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks import delivery, growth, inference, kernels, layouts, load, pack, stream
+from benchmarks import delivery, growth, kernels, layouts, load, pack, stream
 from benchmarks._files import Files
 from benchmarks._machine import describe
 from benchmarks._rows import MIB, Result, Unavailable, always_fresh_memory, chosen, measure
@@ -27,7 +27,6 @@ AREAS = {
     kernels: "Kernels",
     growth: "Growth",
     delivery: "Delivery files",
-    inference: "Running a level",
 }
 SCRIPTS: dict[str, tuple[str, list[str]]] = {
     "delivery_sizes": ("Bytes to each level", ["--only", "magika"]),
