@@ -18,7 +18,15 @@ from typing import Any
 from elsa_format._container.header import LENGTH_BYTES, MAX_HEADER, Readable
 from elsa_format._errors import InputChanged, RemoteError
 from elsa_format._storage.base import Reader
-from elsa_format._storage.http_client import SLOWEST, Exchange, StatusError, get, parse_url, redact
+from elsa_format._storage.http_client import (
+    SLOWEST,
+    Connections,
+    Exchange,
+    StatusError,
+    get,
+    parse_url,
+    redact,
+)
 from elsa_format._threads import Renewed
 
 HEAD = 64 << 10
@@ -88,7 +96,7 @@ class HttpStorage(Renewed):
 
     def __init__(self, url: str, policy: RetryPolicy, first: int = HEAD) -> None:
         self.name, self.policy = redact(url), policy
-        self._url = parse_url(url, self.name)
+        self._url, self._connections = parse_url(url, self.name), Connections()
         super().__init__()
         self._version: _Version | None = None
         self._head = b""
@@ -137,6 +145,7 @@ class HttpStorage(Renewed):
 
     def close(self) -> None:
         """Drop what a server would have gone on to send; other connections are the readers'."""
+        self._connections.close()
         self.leave(None)
 
     def leave(self, response: "_Response | None") -> None:
@@ -172,7 +181,7 @@ class HttpStorage(Renewed):
         if self._version and self._version.etag and not self._version.etag.startswith("W/"):
             asked["If-Range"] = self._version.etag  # of another file, all of it comes, and is seen
         try:
-            exchange = get(self._url, asked, self.policy.timeout, self.name)
+            exchange = get(self._url, asked, self.policy.timeout, self.name, self._connections)
         except StatusError as error:
             if error.status != 416:
                 raise

@@ -9,6 +9,7 @@ import contextlib
 import http
 import ipaddress
 import re
+import select
 import socket
 import ssl
 import time
@@ -20,6 +21,7 @@ from functools import cache
 from urllib.parse import quote, unquote_to_bytes, urljoin
 
 from elsa_format._errors import RemoteError
+from elsa_format._threads import Renewed
 
 MAX_URL = 64 << 10
 MAX_HEAD = 64 << 10
@@ -27,6 +29,8 @@ MAX_HEAD = 64 << 10
 RECEIVED = 4 << 10
 """Most bytes taken from a connection at once while there are lines to read."""
 MAX_REDIRECTS = 5
+IDLE = 4
+"""Connections that are kept for later requests."""
 SLOWEST = 1 << 10
 """Bytes of a body that must arrive within the time-out: a byte now and then is silence, too."""
 
@@ -37,7 +41,7 @@ _ASCII_HOST = re.compile(r"[A-Za-z0-9._-]+")
 _SAFE = "%/:@!$&'()*+,;=~[]"
 """Characters that stand for themselves in a path, beside letters, digits and ._-"""
 
-_STATUS = re.compile(rb"HTTP/1\.[0-9] ([0-9]{3})(?:[ \t].*)?")
+_STATUS = re.compile(rb"HTTP/1\.([0-9]) ([0-9]{3})(?:[ \t].*)?")
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;.*)?")
 _FILE = frozenset({200, 206})
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -166,17 +170,83 @@ def _encode(text: str, safe: str) -> str:
     return quote(text, safe, "utf-8", "surrogateescape")
 
 
+class Connections(Renewed):
+    """Connections whose answers were read to their end, kept for the next requests."""
+
+    def __init__(self) -> None:
+        self._idle: list[tuple[object, socket.socket]] = []
+        self._most = IDLE
+        super().__init__()
+
+    def renew(self) -> None:
+        """Drop all: a forked child must not read what its parent asked for."""
+        while self._idle:
+            self._idle.pop()[1].close()
+
+    def take(self, end: object) -> socket.socket | None:
+        """One that leads to the same end, if nothing has come over it since."""
+        with contextlib.suppress(ValueError):  # another thread took it
+            for kept in reversed(self._idle):
+                if kept[0] == end:
+                    self._idle.remove(kept)
+                    if not _has_more(kept[1]):
+                        return kept[1]
+                    kept[1].close()  # the server closed it, or sends what nobody asked for
+        return None
+
+    def give(self, end: object, connection: socket.socket) -> None:
+        """Keep one, in place of the oldest if there are many."""
+        self._idle.append((end, connection))
+        while len(self._idle) > self._most:
+            self._idle.pop(0)[1].close()
+
+    def close(self) -> None:
+        """Keep none any more."""
+        self._most = 0
+        self.renew()
+
+
+def _has_more(connection: socket.socket) -> bool:
+    """Whether bytes or the end of a connection wait to be read."""
+    if isinstance(connection, ssl.SSLSocket) and connection.pending():
+        return True
+    return bool(select.select([connection], [], [], 0)[0])
+
+
 class Exchange:
     """One request and the answer to it, of which the body is still to be read."""
 
-    def __init__(self, url: Url, headers: Mapping[str, str], timeout: float, where: str) -> None:
+    def __init__(
+        self,
+        url: Url,
+        headers: Mapping[str, str],
+        timeout: float,
+        where: str,
+        connections: Connections | None = None,
+    ) -> None:
         self._timeout, self._waited, self._received = timeout, 0.0, 0
         proxy = _proxy(url, where)
-        self._socket = _connect(url, proxy, timeout, where)
-        self._wire = _Wire(self._socket, timeout, where)
+        self._end, self._connections = (url.origin, proxy), connections
+        request = _request(url, headers, proxy)
+        used = connections.take(self._end) if connections else None
+        if used is None or not self._ask(used, request, where, used=True):
+            self._ask(_connect(url, proxy, timeout, where), request, where)
+
+    def _ask(
+        self, connection: socket.socket, request: bytes, where: str, *, used: bool = False
+    ) -> bool:
+        """Send the request; False if a connection that was used before is closed by now."""
+        self._socket: socket.socket | None = connection
+        self._wire = _Wire(connection, self._timeout, where)
         try:
-            self._socket.sendall(_request(url, headers, proxy))
-            self.status, self.headers = self._wire.head()
+            try:
+                connection.sendall(request)
+                self.status, self.headers = self._wire.head()
+            except (ConnectionError, ssl.SSLError):
+                if not used or self._wire.answered:
+                    raise
+                connection.close()
+                return False
             self.length: int | None = None
             """Bytes of the body, where that is said."""
             self._chunked = False
@@ -184,8 +254,9 @@ class Exchange:
                 self._frame(where)
             self._left: int | None = self.length
         except BaseException:
-            self.close()
+            connection.close()
             raise
+        return True
 
     def _frame(self, where: str) -> None:
         """Find out how the end of the body is told; chunks count more than a length."""
@@ -221,11 +292,18 @@ class Exchange:
     def _next_chunk(self) -> None:
         self._left = self._wire.chunk(first=self._left is None)
         if not self._left:
-            self._chunked = False  # trailers are not waited for: the connection is used once
+            self._chunked = False  # trailers are not waited for: the connection is not kept
 
     def close(self) -> None:
-        """Drop the connection."""
-        self._socket.close()
+        """Keep the connection for others if the whole answer was read; else drop it."""
+        connection, self._socket = self._socket, None
+        if connection is None:
+            return
+        whole = self.length is not None and not self._left
+        if whole and self._wire.persistent and self._connections is not None:
+            self._connections.give(self._end, connection)
+        else:
+            connection.close()
 
 
 class _Wire:
@@ -234,6 +312,14 @@ class _Wire:
     def __init__(self, connection: socket.socket, timeout: float, where: str) -> None:
         self._socket, self._timeout, self._where = connection, timeout, where
         self._ahead = bytearray()
+        self.answered = False
+        """Whether any byte came."""
+        self._version, self._closes = b"0", False
+
+    @property
+    def persistent(self) -> bool:
+        """Whether another request can be sent when the body was read."""
+        return self._version > b"0" and not self._closes and not self._ahead
 
     def head(self) -> tuple[int, dict[str, str]]:
         """Status and headers, after what a server says in between."""
@@ -243,7 +329,8 @@ class _Wire:
             found = _STATUS.fullmatch(line)
             if found is None:
                 raise self._malformed(line)
-            status, headers = int(found[1]), self._headers()
+            self._version = found[1]
+            status, headers = int(found[2]), self._headers()
             if status // 100 != 1 or status == 101:
                 return status, headers
 
@@ -259,6 +346,8 @@ class _Wire:
             if not colon:
                 raise self._malformed(line)
             name, value = _text(before).lower(), _text(after)
+            if name == "connection" and "close" in value.lower():
+                self._closes = True
             if headers.get(name, value) != value:
                 raise RemoteError(f"{self._where}: the server answered with two {name} headers")
             if name in _KEPT:
@@ -300,6 +389,7 @@ class _Wire:
             data = self._socket.recv(RECEIVED)
             if not data:
                 raise ConnectionError
+            self.answered = True
             self._ahead += data
         if not 0 < end <= self._room:
             raise RemoteError(f"{self._where}: more than {MAX_HEAD} bytes of headers")
@@ -318,11 +408,17 @@ def _text(raw: bytes) -> str:
     return raw.strip(b" \t").decode("utf-8", "surrogateescape")
 
 
-def get(url: Url, headers: Mapping[str, str], timeout: float, where: str) -> Exchange:
+def get(
+    url: Url,
+    headers: Mapping[str, str],
+    timeout: float,
+    where: str,
+    connections: Connections | None = None,
+) -> Exchange:
     """Ask for a URL, and for what it redirects to; raises StatusError where there is no file."""
     asked = url
     for _ in range(MAX_REDIRECTS + 1):
-        exchange = Exchange(asked, headers, timeout, where)
+        exchange = Exchange(asked, headers, timeout, where, connections)
         if exchange.status in _FILE:
             return exchange
         exchange.close()
@@ -350,7 +446,7 @@ def _follow(url: Url, first: Url, location: str, where: str) -> Url:
 def _request(url: Url, headers: Mapping[str, str], proxy: Url | None) -> bytes:
     lines = [f"GET {url.target} HTTP/1.1", f"Host: {url.authority}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
-    lines += ["Accept-Encoding: identity", "User-Agent: elsa-format", "Connection: close"]
+    lines += ["Accept-Encoding: identity", "User-Agent: elsa-format"]
     if url.authorization:
         lines.append(f"Authorization: {url.authorization}")
     if proxy is not None and url.scheme == "http":

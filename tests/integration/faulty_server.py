@@ -37,6 +37,9 @@ class Server:
     headers: list[Message] = field(default_factory=list)
     sent: int = 0
     """Bytes of bodies."""
+    connections: int = 0
+    keep: bool = False
+    """Whether connections are kept after an answer."""
 
     def serve(self, content: bytes, path: str = "/net.safetensors", **options: Any) -> str:
         """Serve a file; returns its URL."""
@@ -60,6 +63,11 @@ class Request(BaseHTTPRequestHandler):
     content_range: str | None = None
     """A wrong Content-Range."""
     extra: dict[str, str]
+
+    def setup(self) -> None:
+        self.server_state.connections += 1
+        self.protocol_version = "HTTP/1.1" if self.server_state.keep else "HTTP/1.0"
+        super().setup()
 
     def do_GET(self) -> None:
         state = self.server_state
@@ -123,7 +131,7 @@ class Request(BaseHTTPRequestHandler):
             for at in range(0, len(body), 4096):
                 self.wfile.write(body[at : at + 4096])
                 self.server_state.sent += len(body[at : at + 4096])
-        self.close_connection = True
+        self.close_connection = not self.server_state.keep or self.cut is not None
 
     def log_message(self, format: str, *args: Any) -> None:
         """Be quiet."""
@@ -241,9 +249,11 @@ def replace_by(content: bytes, etag: str | None) -> Callable[[Request], None]:
 
 
 @contextmanager
-def serving(host: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> Iterator[Server]:
+def serving(
+    host: str = "127.0.0.1", tls: ssl.SSLContext | None = None, *, keep: bool = False
+) -> Iterator[Server]:
     """A server for the time of a test."""
-    state = Server("")
+    state = Server("", keep=keep)
     handler = type("Handler", (Request,), {"server_state": state})
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     kind = type("HttpServer", (_HttpServer,), {"address_family": family})

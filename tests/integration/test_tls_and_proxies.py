@@ -83,6 +83,17 @@ def test_a_connection_that_is_encrypted(
     assert len(encrypted.requests) == 4
 
 
+@pytest.mark.usefixtures("trusted")
+def test_an_encrypted_connection_is_kept(
+    encrypted: Server, content: bytes, level: dict[str, np.ndarray]
+) -> None:
+    encrypted.keep = True
+    with elsa.open(encrypted.serve(content)) as file:
+        assert same_bits(file.load(1), level)
+        assert same_bits({"w": file.tensor("w", level=1)}, level)
+    assert encrypted.connections == 1 < len(encrypted.requests)
+
+
 def test_a_certificate_that_nobody_trusts(encrypted: Server, content: bytes) -> None:
     url = encrypted.serve(content)
     with pytest.raises(
