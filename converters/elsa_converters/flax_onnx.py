@@ -21,10 +21,10 @@ from onnx import ModelProto
 import elsa_format
 from elsa_converters._errors import TemplateMismatch, UnsupportedOnnx
 from elsa_converters.onnx import LevelSession, write_template
-from elsa_converters.onnx._graphs import rename_uses, used
-from elsa_converters.onnx._model import Model
-from elsa_converters.onnx._transposes import cancel_transposes
-from elsa_converters.onnx._weights import Weight
+from elsa_converters.onnx._graph.simplify import cancel_transposes
+from elsa_converters.onnx._graph.walk import rename_uses, used
+from elsa_converters.onnx._model.read import Model
+from elsa_converters.onnx._model.tensors import Weight
 from elsa_format.plugins import TensorInfo, of_array
 
 OPSET = 21  # with IR 10, which onnxruntime has accepted for long

@@ -13,7 +13,8 @@ from click.testing import CliRunner
 from elsa_converters import onnx as converter
 from elsa_converters._bench import bench
 from elsa_converters._cli import export
-from elsa_converters.onnx import _export, _writer
+from elsa_converters.onnx._model import write as model_writer
+from elsa_converters.onnx._write import export as export_module
 
 import elsa_format
 from elsa_format._cli import main
@@ -144,8 +145,8 @@ def test_help_needs_no_onnx() -> None:
 
 def test_large_models_get_external_data_by_themselves(tmp_path: Path, monkeypatch) -> None:
     elsa, template = m.packed(m.save(m.mlp(), tmp_path / "m.onnx"), tmp_path)
-    monkeypatch.setattr(_export, "LARGEST_FILE", 3000)
-    monkeypatch.setattr(_writer, "LARGEST_FILE", 3000)
+    monkeypatch.setattr(export_module, "LARGEST_FILE", 3000)
+    monkeypatch.setattr(model_writer, "LARGEST_FILE", 3000)
     converter.export(elsa, template, tmp_path / "out.onnx", level=3)
     assert (tmp_path / "out.onnx.data").stat().st_size >= 16 * 40 * 4
     onnx.checker.check_model(tmp_path / "out.onnx")

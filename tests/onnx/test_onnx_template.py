@@ -18,7 +18,7 @@ from elsa_converters.onnx import (
     session,
     write_template,
 )
-from elsa_converters.onnx._fold import fold_batch_norm
+from elsa_converters.onnx._graph.simplify import fold_batch_norm
 from onnx import ModelProto, TensorProto, numpy_helper
 
 import elsa_format

@@ -15,8 +15,11 @@ from elsa_converters import onnx as converter
 from elsa_converters import onnx_sparse
 from elsa_converters._bench import bench, show
 from elsa_converters._cli import export
-from elsa_converters.onnx import _bench, _fast, _latency, _measure, _session
-from elsa_converters.onnx import _export as export_module
+from elsa_converters.onnx._fast import pick, timing
+from elsa_converters.onnx._run import bench as bench_module
+from elsa_converters.onnx._run import latency, session
+from elsa_converters.onnx._run.bench import mark_best
+from elsa_converters.onnx._write import export as export_module
 from onnx.inliner import inline_local_functions
 from onnx.reference import ReferenceEvaluator
 from sparse_models import library, needs_library
@@ -50,15 +53,14 @@ def same(found, expected):
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """What is fastest does not matter here."""
-    monkeypatch.setattr(_measure, "SECONDS", 0)
+    monkeypatch.setattr(timing, "SECONDS", 0)
 
 
 @pytest.fixture
 def no_library(monkeypatch):
     """As on a machine without a compiler."""
-    for module in (onnx_sparse, _session, _measure, _bench, _fast):
+    for module in (onnx_sparse, session, timing, bench_module, pick):
         monkeypatch.setattr(module, "find_library", lambda: None)
-    monkeypatch.setattr("elsa_converters.onnx._operators.find_library", lambda: None)
 
 
 @pytest.mark.parametrize("level", [1, 2, 3, "dense"])
@@ -140,7 +142,7 @@ def test_measured_choice(packed, tmp_path, monkeypatch):
             seen.append(len(sessions))
             return order[: len(sessions)]
 
-        monkeypatch.setattr(_measure, "shortest_times", give)
+        monkeypatch.setattr(pick, "shortest_times", give)
         converter.export(*packed, tmp_path / "fast.onnx", level=2, fast=True, threads=1, force=True)
         return len(operators(tmp_path / "fast.onnx"))
 
@@ -159,12 +161,12 @@ def test_true_is_measured_everywhere(packed, tmp_path, monkeypatch):
         seen.append((threads, sizes))
         return layers[:1]
 
-    monkeypatch.setattr(_measure, "fastest_layers", choose)
+    monkeypatch.setattr(pick, "fastest_layers", choose)
     feeds = {"sizes": {"n": 4}}
     net = converter.session(*packed, level=2, fast=True, intra_op_num_threads=1, **feeds)
     net.use_level(1)
     converter.export(*packed, tmp_path / "a.onnx", level=2, fast=True, threads=1, **feeds)
-    monkeypatch.setattr(_latency, "shortest_times", lambda *args: [0.0])
+    monkeypatch.setattr(latency, "shortest_times", lambda *args: [0.0])
     converter.level_within(*packed, 1.0, fast=True, threads=1, **feeds)
     assert seen == [(1, {"n": 4})] * 4
     assert len(operators(tmp_path / "a.onnx")) == 1
@@ -175,20 +177,20 @@ def test_true_is_measured_everywhere(packed, tmp_path, monkeypatch):
 @needs_library
 def test_sets_of_layers(monkeypatch):
     """Each threshold that makes a difference is timed once."""
-    from elsa_converters.onnx._layers import Layer
+    from elsa_converters.onnx._fast.layers import Layer
 
     def layer(sparsity):
         return Layer(False, frozenset(), "x", "w", (0, 1), (1, 1), "y", sparsity)
 
     layers = [layer(s) for s in (0.1, 0.4, 0.6, 0.8, 0.95)]
-    monkeypatch.setattr(_measure, "new_session", lambda *args, **options: object())
-    monkeypatch.setattr(_measure, "use_sparse", lambda proto, arrays, some: (proto, arrays))
-    monkeypatch.setattr(_measure, "example_inputs", lambda *args: {})
-    monkeypatch.setattr(_measure, "shortest_times", lambda *args: [9, 4, 3, 2, 5])
-    assert _measure.fastest_layers(None, {}, layers) == layers[3:]
-    monkeypatch.setattr(_measure, "shortest_times", lambda *args: [9, 1, 3, 2, 5])
-    assert _measure.fastest_layers(None, {}, layers) == layers[1:]
-    assert _measure.fastest_layers(None, {}, layers[:1]) == []
+    monkeypatch.setattr(pick, "new_session", lambda *args, **options: object())
+    monkeypatch.setattr(pick, "use_sparse", lambda proto, arrays, some: (proto, arrays))
+    monkeypatch.setattr(pick, "example_inputs", lambda *args: {})
+    monkeypatch.setattr(pick, "shortest_times", lambda *args: [9, 4, 3, 2, 5])
+    assert pick.fastest_layers(None, {}, layers) == layers[3:]
+    monkeypatch.setattr(pick, "shortest_times", lambda *args: [9, 1, 3, 2, 5])
+    assert pick.fastest_layers(None, {}, layers) == layers[1:]
+    assert pick.fastest_layers(None, {}, layers[:1]) == []
 
 
 @needs_library
@@ -250,7 +252,7 @@ def test_without_the_library(packed, tmp_path, no_library):
 def test_chosen_by_time(packed, monkeypatch):
     """The densest level that runs in time; if none does, how long each takes."""
     times = iter([0.010, 0.009, 0.004, 0.001])
-    monkeypatch.setattr(_latency, "shortest_times", lambda *args: [next(times)])
+    monkeypatch.setattr(latency, "shortest_times", lambda *args: [next(times)])
     assert converter.level_within(*packed, 0.005, fast=0.5) == 2
     times = iter([0.010])
     assert converter.level_within(*packed, 0.010) == "dense"
@@ -291,8 +293,8 @@ def test_the_file_of_a_level(packed, tmp_path, layout):
 
 def test_sparsity_that_nobody_knows_is_not_shown():
     """A level file need not say which tensors are nested."""
-    row = _bench.Measured(1, "", None, 1, None, None, None, 1.0, None, None)
-    assert not _bench.mark_best([row])[0].best
+    row = converter.Measured(1, "", None, 1, None, None, None, 1.0, None, None)
+    assert not mark_best([row])[0].best
     assert show([row], "accuracy").splitlines()[1].split()[:2] == ["1", "-"]
 
 
@@ -316,10 +318,10 @@ def test_best_levels():
     """A level is marked unless another is at least as good and as fast, and better in one."""
 
     def row(level, quality, seconds, sparsity=0.0):
-        return _bench.Measured(level, "", sparsity, 1, None, None, None, seconds, None, quality)
+        return converter.Measured(level, "", sparsity, 1, None, None, None, seconds, None, quality)
 
     def marked(*rows):
-        return [r.level for r in _bench.mark_best(rows) if r.best]
+        return [r.level for r in mark_best(rows) if r.best]
 
     assert marked(row(1, 0.9, 1), row(2, 0.95, 2), row("dense", 0.96, 9)) == [1, 2, "dense"]
     assert marked(row(1, 0.9, 3), row(2, 0.95, 2), row("dense", 0.95, 9)) == [2]
@@ -332,10 +334,10 @@ def test_best_levels():
 def test_the_star_is_explained():
     """In one line under the table, or that there is none, and why."""
     rows = [
-        _bench.Measured(1, "", 0.9, 1, None, None, None, 1.0, None, quality, axes={"n": 1})
+        converter.Measured(1, "", 0.9, 1, None, None, None, 1.0, None, quality, axes={"n": 1})
         for quality in (0.5, None)
     ]
-    starred, plain = (show(_bench.mark_best([row]), "top1") for row in rows)
+    starred, plain = (show(mark_best([row]), "top1") for row in rows)
     assert "\n* No other level is at least as good in top1 and time" in starred
     assert "*" not in plain
     assert "No level records top1; --metric" in plain
@@ -456,7 +458,7 @@ def test_axes_without_a_name(tmp_path):
     sizes = {"x[0]": 2}
     found = converter.measured_axes(tmp_path / "m.onnx", sizes)
     assert found == {"x[0]": 2, "width": 1}
-    feeds = _measure.example_inputs(_measure.new_session(model, {}, library=False), sizes)
+    feeds = timing.example_inputs(timing.new_session(model, {}, library=False), sizes)
     assert feeds["x"].shape == (2, 3, 1, 0)
 
 

@@ -13,14 +13,18 @@ from elsa_converters._errors import (
     TemplateMismatch,
     UnsupportedOnnx,
 )
-from elsa_converters.onnx._all_levels import export_all_levels
-from elsa_converters.onnx._bench import Measured, measure_levels
-from elsa_converters.onnx._export import export
-from elsa_converters.onnx._latency import level_within
-from elsa_converters.onnx._measure import measured_axes
-from elsa_converters.onnx._operators import sparse_ops_library
-from elsa_converters.onnx._session import LevelSession, all_levels_session, session
-from elsa_converters.onnx._template import OnnxCheckpoint, write_template
+from elsa_converters.onnx._fast.timing import measured_axes
+from elsa_converters.onnx._run.bench import Measured, measure_levels
+from elsa_converters.onnx._run.latency import level_within
+from elsa_converters.onnx._run.session import (
+    LevelSession,
+    all_levels_session,
+    session,
+    sparse_ops_library,
+)
+from elsa_converters.onnx._write.all_levels import export_all_levels
+from elsa_converters.onnx._write.export import export
+from elsa_converters.onnx._write.template import OnnxCheckpoint, write_template
 
 __all__ = [
     "InvalidExternalData",

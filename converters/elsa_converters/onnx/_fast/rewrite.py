@@ -1,21 +1,17 @@
 """Let sparse operators compute layers of a graph: their weights shrink to what is kept of them."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from fractions import Fraction
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from elsa_converters._errors import MissingOperators, UnsupportedOnnx
-from elsa_converters.onnx._bind import FreshNames
-from elsa_converters.onnx._fold import fold_batch_norm
-from elsa_converters.onnx._graphs import used
-from elsa_converters.onnx._hoist import remove_named
-from elsa_converters.onnx._layers import Layer, find_layers
-from elsa_converters.onnx._model import opset_versions
-from elsa_converters.onnx_sparse import find_library
+from elsa_converters._errors import UnsupportedOnnx
+from elsa_converters.onnx._fast.layers import Layer, find_layers
+from elsa_converters.onnx._graph.simplify import fold_batch_norm
+from elsa_converters.onnx._graph.walk import Arrays, FreshNames, remove_named, used
+from elsa_converters.onnx._model.read import opset_versions
 from elsa_converters.onnx_sparse._functions import (
     DOMAIN,
     FIRST_IR,
@@ -25,37 +21,8 @@ from elsa_converters.onnx_sparse._functions import (
     operator,
 )
 from elsa_converters.onnx_sparse._weights import parts_of, to_csr, to_pattern
-from elsa_format import InfeasibleLevels, InvalidOption
-from elsa_format.levels import Sparsity, zeros_of
 
-Arrays = dict[str, NDArray[Any]]
-Fast = bool | Sparsity
-"""True: the layers that are faster here; else those of at least this sparsity, or none."""
-MOST_THREADS = 256
-"""More would only wait for each other."""
-SPARSITY = 0.7
-"""Zeros from which layers are usually faster; it is one of those that are measured."""
 _PASSED_ON = ("Cast", "Transpose", "Identity")
-
-
-def check_fast(fast: Fast) -> bool | Fraction:
-    """True (measure), False, or the fraction of zeros from which layers are computed sparsely."""
-    if isinstance(fast, bool):
-        return fast
-    try:
-        return zeros_of(fast)
-    except InfeasibleLevels as error:
-        raise InvalidOption(
-            f"fast={fast!r}: expected True, False, or a sparsity: {error}"
-        ) from None
-
-
-def check_threads(threads: int | None) -> None:
-    """Refuse what is no number of threads to measure with."""
-    if threads is not None and (
-        isinstance(threads, bool) or threads not in range(1, MOST_THREADS + 1)
-    ):
-        raise InvalidOption(f"threads={threads!r}: expected None, or 1 to {MOST_THREADS}")
 
 
 def prepare(proto: ModelProto, arrays: Arrays, where: str) -> list[Layer]:
@@ -68,31 +35,6 @@ def prepare(proto: ModelProto, arrays: Arrays, where: str) -> list[Layer]:
     _widen_kernels(proto, arrays)
     fold_batch_norm(proto, arrays)
     return find_layers(proto, arrays)
-
-
-def pick_layers(
-    proto: ModelProto,
-    arrays: Arrays,
-    layers: Sequence[Layer],
-    fast: bool | Fraction,
-    *,
-    threads: int | None = None,
-    sizes: Mapping[str, int] | None = None,
-    where: str = "",
-) -> list[Layer]:
-    """The layers for sparse operators: by their sparsity or, if `fast` is True, by timing them."""
-    if fast is not True:
-        return [layer for layer in layers if layer.sparsity >= fast]
-    from elsa_converters.onnx._measure import fastest_layers  # brings onnxruntime
-
-    refuse_unmeasurable(fast)
-    return fastest_layers(proto, arrays, layers, threads=threads, sizes=sizes, where=where)
-
-
-def refuse_unmeasurable(fast: bool | Fraction) -> None:
-    """Refuse to measure sparse operators that were not built."""
-    if fast is True and find_library() is None:
-        raise MissingOperators("nothing to measure", "{fast} takes layers unmeasured", fast=0.7)
 
 
 def use_sparse(

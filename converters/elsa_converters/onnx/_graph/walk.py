@@ -1,8 +1,13 @@
 """Walking graphs: subgraphs of control flow, the names they define, who uses a value."""
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
+from typing import Any
 
+from numpy.typing import NDArray
 from onnx import AttributeProto, GraphProto, NodeProto
+
+Arrays = dict[str, NDArray[Any]]
+"""Tensors in memory, by the names that a graph has for them."""
 
 
 def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
@@ -54,3 +59,35 @@ def rename_uses(graph: GraphProto, names: dict[str, str]) -> None:
         for inner in subgraphs(node):
             hidden = set(defined(inner))
             rename_uses(inner, {old: new for old, new in names.items() if old not in hidden})
+
+
+class FreshNames:
+    """Names for values that are added to a graph."""
+
+    def __init__(self, graph: GraphProto) -> None:
+        self.taken = {name for inner in all_graphs(graph) for name in defined(inner)}
+
+    def __call__(self, wanted: str) -> str:
+        name, number = wanted, 1
+        while name in self.taken:
+            number += 1
+            name = f"{wanted}.{number}"
+        self.taken.add(name)
+        return name
+
+
+def compute_first(graph: GraphProto, nodes: list[NodeProto]) -> None:
+    """Put nodes before all others; what they compute cannot be an input of the graph any more."""
+    if not nodes:
+        return
+    remove_named(graph.input, {name for node in nodes for name in node.output})
+    old = [NodeProto.FromString(node.SerializeToString()) for node in graph.node]
+    del graph.node[:]
+    graph.node.extend([*nodes, *old])
+
+
+def remove_named(items: Any, names: Container[str]) -> None:
+    """Delete the named messages from a repeated field."""
+    for index in reversed(range(len(items))):
+        if items[index].name in names:
+            del items[index]

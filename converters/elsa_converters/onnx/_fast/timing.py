@@ -11,21 +11,17 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnx import ModelProto
 
-from elsa_converters.onnx._fast import SPARSITY, use_sparse
-from elsa_converters.onnx._initializers import with_values
-from elsa_converters.onnx._layers import Layer
-from elsa_converters.onnx._model import parse_model
+from elsa_converters.onnx._graph.walk import Arrays
+from elsa_converters.onnx._model.read import parse_model
+from elsa_converters.onnx._model.write import with_values
 from elsa_converters.onnx_sparse import find_library
 from elsa_format import InvalidOption
 
-Arrays = dict[str, NDArray[Any]]
 Feeds = dict[str, NDArray[Any]]
 Shape = Sequence[int | str | None]
 """Of an input: sizes, and the names of axes that are open; None for one without a name."""
-THRESHOLDS = (0.3, 0.5, SPARSITY, 0.85)
-"""Sparsities from which layers are tried: more of them may win, even where they gain little."""
-WORTH = 0.98
-"""Of the dense network's time; what is not faster than this stays dense."""
+MOST_THREADS = 256
+"""More would only wait for each other."""
 SECONDS = 2.0
 """For which models are compared with each other."""
 _TURN = 0.03
@@ -158,27 +154,9 @@ def shortest_times(
     return best
 
 
-def fastest_layers(
-    proto: ModelProto,
-    arrays: Arrays,
-    layers: Sequence[Layer],
-    *,
-    threads: int | None = None,
-    sizes: Mapping[str, int] | None = None,
-    where: str = "",
-) -> list[Layer]:
-    """Which layers to compute sparsely, none if the dense network is as fast."""
-    tried: list[list[Layer]] = []
-    for threshold in THRESHOLDS:
-        chosen = [layer for layer in layers if layer.sparsity >= threshold]
-        if chosen and chosen not in tried:
-            tried.append(chosen)
-    if not tried:
-        return []
-    dense = new_session(proto, arrays, threads=threads, library=False)
-    feeds = example_inputs(dense, sizes, where)
-    sessions = [dense]
-    sessions += [new_session(*use_sparse(proto, arrays, some), threads=threads) for some in tried]
-    first, *others = shortest_times(sessions, feeds)
-    fastest = min(range(len(others)), key=others.__getitem__)
-    return tried[fastest] if others[fastest] < WORTH * first else []
+def check_threads(threads: int | None) -> None:
+    """Refuse what is no number of threads to measure with."""
+    if threads is not None and (
+        isinstance(threads, bool) or threads not in range(1, MOST_THREADS + 1)
+    ):
+        raise InvalidOption(f"threads={threads!r}: expected None, or 1 to {MOST_THREADS}")

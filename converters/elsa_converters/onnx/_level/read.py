@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elsa_converters._errors import TemplateMismatch
-from elsa_converters.onnx._bind import Binding, bind
-from elsa_converters.onnx._model import Model, read_model
-from elsa_converters.onnx._values import ValueCheck
+from elsa_converters.onnx._level.bind import Binding, ValueCheck, bind
+from elsa_converters.onnx._model.read import Model, read_model
 from elsa_format.plugins import (
     BLOCK,
     Arena,

@@ -12,9 +12,13 @@ from typing import Any
 
 import onnxruntime
 
-from elsa_converters.onnx._export import export
-from elsa_converters.onnx._fast import check_threads
-from elsa_converters.onnx._measure import example_inputs, measured_axes, shortest_times
+from elsa_converters.onnx._fast.timing import (
+    check_threads,
+    example_inputs,
+    measured_axes,
+    shortest_times,
+)
+from elsa_converters.onnx._write.export import export
 from elsa_converters.onnx_sparse import find_library
 from elsa_format import Incomplete, InvalidOption
 from elsa_format.plugins import LevelNumber, counted, open_network

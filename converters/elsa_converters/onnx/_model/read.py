@@ -12,10 +12,10 @@ from onnx import AttributeProto, GraphProto, ModelProto, TensorProto
 from onnx.inliner import inline_local_functions
 
 from elsa_converters._errors import InvalidOnnx, UnsupportedOnnx
-from elsa_converters.onnx._graphs import all_graphs, used
-from elsa_converters.onnx._hoist import hoist, is_reserved, is_weight, remove_named
-from elsa_converters.onnx._sparse import expand_sparse
-from elsa_converters.onnx._weights import (
+from elsa_converters.onnx._graph.walk import all_graphs, remove_named, used
+from elsa_converters.onnx._model.hoist import hoist, is_reserved, is_weight
+from elsa_converters.onnx._model.sparse import expand_sparse
+from elsa_converters.onnx._model.tensors import (
     FROM_ONNX,
     Weight,
     external_entries,
@@ -23,7 +23,7 @@ from elsa_converters.onnx._weights import (
     info_of,
     weight_of,
 )
-from elsa_converters.onnx._wire import OWN_FILE, without_large_data
+from elsa_converters.onnx._model.wire import OWN_FILE, without_large_data
 
 TEMPLATE_KEY = "elsa_template"
 """Entry of metadata_props that marks a template: its weights are in an ELSA file."""

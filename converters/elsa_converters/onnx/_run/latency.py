@@ -4,17 +4,15 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from elsa_converters.onnx._fast import (
-    Fast,
-    check_fast,
+from elsa_converters.onnx._fast.pick import Fast, check_fast, pick_layers, refuse_unmeasurable
+from elsa_converters.onnx._fast.rewrite import prepare, use_sparse
+from elsa_converters.onnx._fast.timing import (
     check_threads,
-    pick_layers,
-    prepare,
-    refuse_unmeasurable,
-    use_sparse,
+    example_inputs,
+    new_session,
+    shortest_times,
 )
-from elsa_converters.onnx._level import Template, open_level
-from elsa_converters.onnx._measure import example_inputs, new_session, shortest_times
+from elsa_converters.onnx._level.read import Template, open_level
 from elsa_format import NoSuchLevel
 from elsa_format.plugins import LevelNumber, Source, open_network
 

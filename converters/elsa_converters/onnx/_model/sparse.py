@@ -7,7 +7,7 @@ import numpy as np
 from onnx import GraphProto, SparseTensorProto, TensorProto
 
 from elsa_converters._errors import InvalidOnnx, UnsupportedOnnx
-from elsa_converters.onnx._weights import FROM_ONNX, TO_ONNX, typed_content
+from elsa_converters.onnx._model.tensors import FROM_ONNX, TO_ONNX, typed_content
 from elsa_format.plugins import TensorInfo
 
 INDEX_BYTES = 8  # ONNX has 64-bit coordinates only

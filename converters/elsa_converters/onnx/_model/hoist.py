@@ -1,14 +1,19 @@
 """Weights out of Constant nodes and control-flow bodies, into initializers of the main graph."""
 
 from collections import Counter
-from collections.abc import Container, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
 
-from elsa_converters.onnx._graphs import all_graphs, defined, rename_uses, subgraphs
-from elsa_converters.onnx._weights import FROM_ONNX, element_count
-from elsa_converters.onnx._wire import LARGE
+from elsa_converters.onnx._graph.walk import (
+    all_graphs,
+    defined,
+    remove_named,
+    rename_uses,
+    subgraphs,
+)
+from elsa_converters.onnx._model.tensors import FROM_ONNX, element_count
+from elsa_converters.onnx._model.wire import LARGE
 from elsa_format.plugins import Dtype
 
 
@@ -143,10 +148,3 @@ def _rename_reserved(graph: GraphProto, fresh: _FreshNames) -> None:
         if is_reserved(tensor.name) and tensor.name not in interface:
             renamed[tensor.name] = tensor.name = fresh.new(tensor.name)
     rename_uses(graph, renamed)
-
-
-def remove_named(items: Any, names: Container[str]) -> None:
-    """Delete the named messages from a repeated field."""
-    for index in reversed(range(len(items))):
-        if items[index].name in names:
-            del items[index]

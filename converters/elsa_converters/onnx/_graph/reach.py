@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from onnx import GraphProto, NodeProto
 
-from elsa_converters.onnx._graphs import subgraphs
+from elsa_converters.onnx._graph.walk import subgraphs
 
 _WEIGHT_INPUTS: dict[str, tuple[int, ...]] = {
     "Conv": (1,),

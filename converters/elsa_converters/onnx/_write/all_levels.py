@@ -13,12 +13,12 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from elsa_converters._errors import UnsupportedOnnx
-from elsa_converters.onnx._bind import Binding, FreshNames, compute_first
-from elsa_converters.onnx._level import Template, open_level
-from elsa_converters.onnx._model import LEVELS_KEY
-from elsa_converters.onnx._places import Places, places
-from elsa_converters.onnx._weights import TO_ONNX
-from elsa_converters.onnx._writer import header_of, point_to
+from elsa_converters.onnx._graph.walk import FreshNames, compute_first
+from elsa_converters.onnx._level.bind import Binding
+from elsa_converters.onnx._level.read import Template, open_level
+from elsa_converters.onnx._model.read import LEVELS_KEY
+from elsa_converters.onnx._model.tensors import TO_ONNX, header_of, point_to
+from elsa_converters.onnx._write.places import Places, places
 from elsa_format import InvalidOption
 from elsa_format.plugins import TensorInfo, dump, open_output, variant_name, weights_file
 

@@ -1,21 +1,29 @@
 """Binding a template to an ELSA file: the same names, shapes, dtypes and, where shared, values."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from elsa_converters._errors import TemplateMismatch, UnsupportedOnnx
-from elsa_converters.onnx._graphs import all_graphs, defined, rename_uses
-from elsa_converters.onnx._hoist import remove_named
-from elsa_converters.onnx._model import (
+from elsa_converters.onnx._graph.walk import (
+    FreshNames,
+    compute_first,
+    remove_named,
+    rename_uses,
+)
+from elsa_converters.onnx._model.read import (
     LEVEL_KEY,
     LEVELS_KEY,
     TEMPLATE_KEY,
     Model,
     drop_metadata,
 )
-from elsa_converters.onnx._weights import TO_ONNX, Weight
-from elsa_format.plugins import LevelNumber, Network, TensorInfo
+from elsa_converters.onnx._model.tensors import TO_ONNX, Weight
+from elsa_format.plugins import Dtype, LevelNumber, Network, TensorInfo
 
 _NOTHING = "nothing"
 _FIRST_OPSET_WITH_BF16 = 13
@@ -75,16 +83,6 @@ def bind(model: Model, network: Network) -> Binding:
     return Binding(model, network, proto, frozenset(names), rest)
 
 
-def compute_first(graph: GraphProto, nodes: list[NodeProto]) -> None:
-    """Put nodes before all others; what they compute cannot be an input of the graph any more."""
-    if not nodes:
-        return
-    remove_named(graph.input, {name for node in nodes for name in node.output})
-    old = [NodeProto.FromString(node.SerializeToString()) for node in graph.node]
-    del graph.node[:]
-    graph.node.extend([*nodes, *old])
-
-
 def _compare(model: Model, network: Network) -> None:
     rows = []
     for name, info in network.tensors.items():
@@ -123,20 +121,66 @@ def _fits(wanted: TensorInfo, stored: TensorInfo, model: Model) -> bool:
     )
 
 
-class FreshNames:
-    """Names for values that are added to a graph."""
-
-    def __init__(self, graph: GraphProto) -> None:
-        self.taken = {name for inner in all_graphs(graph) for name in defined(inner)}
-
-    def __call__(self, wanted: str) -> str:
-        name, number = wanted, 1
-        while name in self.taken:
-            number += 1
-            name = f"{wanted}.{number}"
-        self.taken.add(name)
-        return name
-
-
 def _cast_to_float(stored: str, result: str) -> NodeProto:
     return helper.make_node("Cast", [stored], [result], to=TensorProto.FLOAT)
+
+
+class ValueCheck:
+    """Compares the template's own values of a tensor, if it has any, with the stored ones.
+
+    Shared tensors must be equal. Packing changes nested weights by less than 2^bits units in the
+    last place. The template may be a level, so its zeros pass; if a `level` is read, those of the
+    file pass, too. Weights with batch norm folded in do not.
+    """
+
+    def __init__(
+        self, weight: Weight, stored: TensorInfo, bits: int, block: int, *, level: bool = False
+    ) -> None:
+        self.own, self.stored, self.bits, self.level = weight.info, stored, bits, level
+        self.blocks: Iterator[NDArray[np.uint8]] | None = None
+        if weight.source is not None:
+            factor = weight.info.dtype.size // stored.dtype.size  # 2 if the graph widens
+            self.blocks = weight.blocks(block * factor)
+        self.position = self.different = 0
+        self.first = ("", "")
+
+    def update(self, block: NDArray[np.uint8]) -> None:
+        """Compare the next stored bytes."""
+        if self.blocks is None:
+            return
+        own, words = self._as_stored(next(self.blocks)), self.stored.dtype.words
+        wrong = self._wrong(own.view(words), block.view(words))
+        if wrong.size and not self.different:
+            index = int(wrong[0])
+            place = self.position // words.itemsize + index
+            found, expected = (_values(x, self.stored.dtype)[index] for x in (own, block))
+            self.first = (f"{found!s} at {place}", str(expected))
+        self.different += wrong.size
+        self.position += block.size
+
+    def row(self) -> tuple[str, str, str] | None:
+        """A line for the table of differences, or None if the values agree."""
+        if not self.different:
+            return None
+        found, expected = self.first
+        return self.stored.name, f"{found}, {self.different} values differ", expected
+
+    def _as_stored(self, own: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        if self.own.dtype == self.stored.dtype:
+            return own
+        return _values(own, self.own.dtype).astype(self.stored.dtype.numpy).view(np.uint8)
+
+    def _wrong(self, own: NDArray[Any], stored: NDArray[Any]) -> NDArray[np.intp]:
+        if not self.bits:
+            return np.flatnonzero(own != stored)
+        magnitude = own.dtype.type((1 << (self.stored.dtype.size - 1)) - 1)
+        a, b = own & magnitude, stored & magnitude
+        distance = np.where(a > b, a - b, b - a)
+        changed = (distance >= own.dtype.type(1 << self.bits)) | (own ^ stored > magnitude)
+        compared = (a != 0) & (b != 0) if self.level else a != 0
+        return np.flatnonzero(changed & compared)
+
+
+def _values(content: NDArray[np.uint8], dtype: Dtype) -> NDArray[Any]:
+    assert dtype.numpy is not None  # every dtype that ONNX shares has one
+    return content.view(dtype.numpy)

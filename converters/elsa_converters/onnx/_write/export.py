@@ -11,22 +11,17 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 
 from elsa_converters._errors import MisplacedOutput
-from elsa_converters.onnx._bind import Binding
-from elsa_converters.onnx._fast import (
-    Fast,
-    check_fast,
-    check_threads,
-    pick_layers,
-    prepare,
-    use_sparse,
-)
-from elsa_converters.onnx._fold import fold_batch_norm
-from elsa_converters.onnx._hoist import remove_named
-from elsa_converters.onnx._level import Template, open_level
-from elsa_converters.onnx._model import LEVEL_KEY, drop_metadata
-from elsa_converters.onnx._places import location_of
-from elsa_converters.onnx._sparse import coordinates, is_smaller_sparse
-from elsa_converters.onnx._writer import LARGEST_FILE, Entry, ModelWriter, model_size
+from elsa_converters.onnx._fast.pick import Fast, check_fast, pick_layers
+from elsa_converters.onnx._fast.rewrite import prepare, use_sparse
+from elsa_converters.onnx._fast.timing import check_threads
+from elsa_converters.onnx._graph.simplify import fold_batch_norm
+from elsa_converters.onnx._graph.walk import remove_named
+from elsa_converters.onnx._level.bind import Binding
+from elsa_converters.onnx._level.read import Template, open_level
+from elsa_converters.onnx._model.read import LEVEL_KEY, drop_metadata
+from elsa_converters.onnx._model.sparse import coordinates, is_smaller_sparse
+from elsa_converters.onnx._model.write import LARGEST_FILE, Entry, ModelWriter, model_size
+from elsa_converters.onnx._write.places import location_of
 from elsa_format import InvalidOption, NoSuchLevel
 from elsa_format.levels import Sparsity
 from elsa_format.plugins import (

@@ -1,19 +1,20 @@
-"""Write an ONNX file whose tensors arrive in blocks: every byte has its place before the first."""
+"""Write a model and its tensors: into a file, block by block, or into a session's memory."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import onnxruntime
 from numpy.typing import NDArray
 from onnx import ModelProto, SparseTensorProto, TensorProto
 
 from elsa_converters._errors import UnsupportedOnnx
-from elsa_converters.onnx._sparse import INDEX_BYTES, coordinates, sparse_header
-from elsa_converters.onnx._weights import TO_ONNX
-from elsa_converters.onnx._wire import bytes_header
+from elsa_converters.onnx._model.sparse import INDEX_BYTES, coordinates, sparse_header
+from elsa_converters.onnx._model.tensors import TO_ONNX, header_of, point_to
+from elsa_converters.onnx._model.wire import LARGE, bytes_header
 from elsa_format import CountMismatch
-from elsa_format.plugins import Output, TensorInfo
+from elsa_format.plugins import Output, TensorInfo, of_array
 
 LARGEST_FILE = (1 << 31) - 1
 """What protobuf can read; above it tensors go to a file of their own."""
@@ -52,7 +53,10 @@ class _SparsePlace:
 
 
 class ModelWriter:
-    """A model's graph and then its tensors, in one file or with the data beside it."""
+    """A model's graph and then its tensors, in one file or with the data beside it.
+
+    Every byte has its place before the first is written.
+    """
 
     def __init__(
         self,
@@ -161,21 +165,6 @@ def model_size(proto: ModelProto, entries: Iterable[Entry]) -> int:
     return rest + len(bytes_header(_GRAPH, graph + tensors)) + graph + tensors
 
 
-def header_of(info: TensorInfo) -> TensorProto:
-    """An initializer without its data."""
-    code = TO_ONNX.get(info.dtype.name)
-    if code is None:
-        raise UnsupportedOnnx(f"tensor {info.name!r}: ONNX has no dtype {info.dtype.name}")
-    return TensorProto(name=info.name, data_type=code, dims=info.shape)
-
-
-def point_to(tensor: TensorProto, location: str, offset: int, length: int) -> None:
-    """Make a tensor's data external."""
-    tensor.data_location = TensorProto.EXTERNAL
-    for key, value in (("location", location), ("offset", offset), ("length", length)):
-        tensor.external_data.add(key=key, value=str(value))
-
-
 def _framed(entry: Entry) -> tuple[bytes, int]:
     """What stands before a tensor's data, and the bytes that follow it."""
     info = entry.info
@@ -200,3 +189,29 @@ def _sparse_frames(
     body = dims + before
     total = len(body) + value_bytes + len(between) + index_bytes
     return bytes_header(_SPARSE_INITIALIZER, total) + body, between
+
+
+def info_of_array(name: str, array: NDArray[Any]) -> TensorInfo:
+    """An array as an initializer."""
+    return TensorInfo(name, of_array(array.dtype), array.shape)
+
+
+def with_values(proto: ModelProto, arrays: dict[str, NDArray[Any]]) -> tuple[bytes, dict[str, Any]]:
+    """The model's bytes with placeholders for its tensors, and the tensors.
+
+    These must live until the session exists, which has copies of its own.
+    """
+    full, values = ModelProto(), {}
+    full.CopyFrom(proto)
+    for name, array in arrays.items():
+        info = info_of_array(name, array)
+        tensor = header_of(info)
+        if info.nbytes < LARGE:
+            # Small ones are copied into the graph, where shape inference can see them.
+            tensor.raw_data = array.tobytes()
+        else:
+            point_to(tensor, "elsa", 0, info.nbytes)
+            code = TO_ONNX[info.dtype.name]
+            values[name] = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, code)
+        full.graph.initializer.append(tensor)
+    return full.SerializeToString(), values

@@ -8,7 +8,7 @@ from pathlib import Path
 from onnx import TensorProto
 
 from elsa_converters._errors import MisplacedOutput
-from elsa_converters.onnx._writer import point_to
+from elsa_converters.onnx._model.tensors import point_to
 from elsa_format.plugins import Network, TensorInfo, is_text, is_url
 
 PathLike = str | os.PathLike[str]

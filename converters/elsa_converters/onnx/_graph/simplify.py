@@ -1,4 +1,4 @@
-"""Fold batch norm into the convolution before it: the same function with fewer operators."""
+"""The same function with fewer operators: fold batch norm, cancel transposes that undo another."""
 
 from collections import Counter
 from typing import Any
@@ -7,11 +7,15 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
 
-from elsa_converters.onnx._bind import FreshNames
-from elsa_converters.onnx._graphs import all_graphs, used
-from elsa_converters.onnx._hoist import remove_named
+from elsa_converters.onnx._graph.walk import (
+    Arrays,
+    FreshNames,
+    all_graphs,
+    remove_named,
+    rename_uses,
+    used,
+)
 
-Arrays = dict[str, NDArray[Any]]
 _EPSILON = 1e-5
 _WEIGHTED = ("Conv", "ConvTranspose")
 
@@ -145,3 +149,40 @@ def _attribute(node: NodeProto, name: str, default: float) -> float:
         if attribute.name == name:
             return float(helper.get_attribute_value(attribute))
     return default
+
+
+def cancel_transposes(graph: GraphProto) -> None:
+    """Let a graph read what was transposed there and back from before the first of the two."""
+    outputs = {value.name for value in graph.output}
+    orders: dict[str, tuple[str, list[int]]] = {}
+    same: dict[str, str] = {}
+    for node in graph.node:
+        order = _order(node)
+        if order is None:
+            continue
+        source = same.get(node.input[0], node.input[0])
+        before = orders.get(source)
+        undone = before is not None and [before[1][axis] for axis in order] == sorted(order)
+        if undone and before is not None and node.output[0] not in outputs:
+            same[node.output[0]] = before[0]
+        orders[node.output[0]] = (source, order)
+    rename_uses(graph, same)
+    _remove_unused(graph)
+
+
+def _order(node: NodeProto) -> list[int] | None:
+    if node.op_type != "Transpose" or len(node.input) != 1:
+        return None
+    return next((list(a.ints) for a in node.attribute if a.name == "perm"), None)
+
+
+def _remove_unused(graph: GraphProto) -> None:
+    uses = Counter(
+        name for inner in all_graphs(graph) for node in inner.node for name in node.input
+    )
+    uses.update(v.name for inner in all_graphs(graph) for v in inner.output)
+    for index in reversed(range(len(graph.node))):
+        node = graph.node[index]
+        if node.op_type == "Transpose" and not uses[node.output[0]]:
+            uses.subtract(node.input)
+            del graph.node[index]

@@ -11,12 +11,13 @@ import numpy as np
 import onnxruntime
 from onnx import load_model
 
-from elsa_converters._errors import InvalidOnnx
-from elsa_converters.onnx._all_levels import LEVEL
-from elsa_converters.onnx._fast import Fast, check_fast, pick_layers, prepare, use_sparse
-from elsa_converters.onnx._initializers import with_values
-from elsa_converters.onnx._level import Template, open_level
-from elsa_converters.onnx._model import LEVELS_KEY
+from elsa_converters._errors import InvalidOnnx, MissingOperators
+from elsa_converters.onnx._fast.pick import Fast, check_fast, pick_layers
+from elsa_converters.onnx._fast.rewrite import prepare, use_sparse
+from elsa_converters.onnx._level.read import Template, open_level
+from elsa_converters.onnx._model.read import LEVELS_KEY
+from elsa_converters.onnx._model.write import with_values
+from elsa_converters.onnx._write.all_levels import LEVEL
 from elsa_converters.onnx_sparse import find_library
 from elsa_format.plugins import LevelLike, LevelNumber, Source, find_level
 
@@ -163,3 +164,16 @@ def _level_names(model: str | os.PathLike[str]) -> list[str]:
         if entry.key == LEVELS_KEY:
             return [str(name) for name in json.loads(entry.value)["levels"]]
     raise InvalidOnnx(f"{os.fspath(model)}: is not a graph of all levels")
+
+
+def sparse_ops_library() -> str:
+    """Path of the library for `SessionOptions.register_custom_ops_library`, in any language.
+
+    >>> import onnxruntime
+    >>> options = onnxruntime.SessionOptions()
+    >>> options.register_custom_ops_library(sparse_ops_library())
+    """
+    path = find_library()
+    if path is None:
+        raise MissingOperators("models for them still run, densely")
+    return str(path)

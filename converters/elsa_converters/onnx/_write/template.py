@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from elsa_converters.onnx._bind import bind
-from elsa_converters.onnx._model import TEMPLATE_KEY, Model, read_model
-from elsa_converters.onnx._places import places, relative_location
-from elsa_converters.onnx._reach import reaching
-from elsa_converters.onnx._writer import header_of
+from elsa_converters.onnx._graph.reach import reaching
+from elsa_converters.onnx._level.bind import bind
+from elsa_converters.onnx._model.read import TEMPLATE_KEY, Model, read_model
+from elsa_converters.onnx._model.tensors import header_of
+from elsa_converters.onnx._write.places import places, relative_location
 from elsa_format import AlreadyPacked
 from elsa_format.plugins import Checkpoint, TensorInfo, dump, open_network, open_output
 

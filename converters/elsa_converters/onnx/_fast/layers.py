@@ -5,7 +5,6 @@ the bias, another tensor of the same shape that is added (the shortcut of a resi
 """
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,10 +13,9 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 from onnx.shape_inference import InferenceError, infer_shapes
 
-from elsa_converters.onnx._graphs import all_graphs
+from elsa_converters.onnx._graph.walk import Arrays, all_graphs
 from elsa_converters.onnx_sparse._weights import MOST_COLUMNS, MOST_KERNEL, is_kept
 
-Arrays = Mapping[str, NDArray[Any]]
 _HALVES = ("bfloat16", "float16")
 
 

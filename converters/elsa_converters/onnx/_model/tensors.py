@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
-from elsa_converters._errors import InvalidExternalData, InvalidOnnx
-from elsa_converters.onnx._wire import OWN_FILE
+from elsa_converters._errors import InvalidExternalData, InvalidOnnx, UnsupportedOnnx
+from elsa_converters.onnx._model.wire import OWN_FILE
 from elsa_format import UnsafePath
 from elsa_format.plugins import DTYPES, Dtype, TensorInfo
 
@@ -185,3 +185,18 @@ def typed_content(tensor: TensorProto, dtype: Dtype) -> bytes:
         return np.array(tensor.uint64_data, "<u8").astype(dtype.words).tobytes()
     # Everything narrower is kept in int32_data, 16-bit floats by their bit patterns.
     return np.array(tensor.int32_data, "<i4").astype(dtype.words).tobytes()
+
+
+def header_of(info: TensorInfo) -> TensorProto:
+    """An initializer without its data."""
+    code = TO_ONNX.get(info.dtype.name)
+    if code is None:
+        raise UnsupportedOnnx(f"tensor {info.name!r}: ONNX has no dtype {info.dtype.name}")
+    return TensorProto(name=info.name, data_type=code, dims=info.shape)
+
+
+def point_to(tensor: TensorProto, location: str, offset: int, length: int) -> None:
+    """Make a tensor's data external."""
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", location), ("offset", offset), ("length", length)):
+        tensor.external_data.add(key=key, value=str(value))

@@ -1,0 +1,1 @@
+"""Sparse operators in a graph: which layers they can compute, and which of these are faster."""

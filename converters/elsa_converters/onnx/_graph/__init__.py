@@ -1,0 +1,1 @@
+"""Graphs of operators: walk them, simplify them, and see what reaches weights."""

@@ -1,0 +1,1 @@
+"""A level of an ELSA file and the graph that it belongs to."""

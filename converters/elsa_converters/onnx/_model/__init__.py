@@ -1,0 +1,1 @@
+"""ONNX models in files: read without their weights, written with them."""
