@@ -11,13 +11,12 @@ from unittest import mock
 
 import ml_dtypes
 import numpy as np
+from internals import Contents, of_array, open_writer
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 import elsa_format as elsa
-from elsa_format._container.dtypes import of_array
-from elsa_format._container.header import TensorInfo
-from elsa_format._writer import Contents, open_writer
+from elsa_format import TensorInfo
 
 CHUNK = 1 << 20
 LEVELS = (95, 90, 80)

@@ -7,8 +7,9 @@ import platform
 import sys
 from pathlib import Path
 
+from internals import _kernels
+
 import elsa_format
-from elsa_format import _kernels
 
 PACKAGES = (
     "numpy",

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from internals import DELIVERY_BLOCK as BLOCK
+from internals import Dtype, decode_nested, encode_nested, of_array
 
 import elsa_format as elsa
 from benchmarks._files import Files, chunked_copy, no_fsync
 from benchmarks._rows import MIB, Peak, Race, Rate, row, unsynced
-from elsa_format._container.dtypes import Dtype, of_array
-from elsa_format._delivery.codec import decode_nested, encode_nested
-from elsa_format._delivery.document import BLOCK
 
 GIGABIT = 1e9 / 8
 """Bytes that a link of 1 Gbit/s brings in a second."""

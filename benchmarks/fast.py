@@ -22,10 +22,8 @@ from _networks import NETWORKS, Network, with_weights
 from _rivals import OTHERS, int8, matrix_runs, openvino_runs
 from delivery_sizes import MODELS, model
 from elsa_converters.onnx import OnnxCheckpoint, export
-from elsa_converters.onnx._fast.pick import fastest_layers
-from elsa_converters.onnx._fast.rewrite import prepare, use_sparse
-from elsa_converters.onnx._fast.timing import example_inputs
 from elsa_converters.onnx_sparse import find_library, instructions
+from internals import example_inputs, fastest_layers, prepare, use_sparse
 
 import elsa_format
 

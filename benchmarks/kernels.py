@@ -3,10 +3,10 @@
 from typing import Any
 
 import numpy as np
+from internals import _kernels, _pure
 
 from benchmarks._files import LEVEL, Files, weights
 from benchmarks._rows import Race, Unavailable, row
-from elsa_format import _kernels, _pure
 
 BITS = 2
 

@@ -3,12 +3,12 @@
 from typing import Any
 
 import numpy as np
+from internals import _kernels
 
 import elsa_format as elsa
 from benchmarks._files import LEVEL, Files, packed_layer
 from benchmarks._rows import MIB, Race, Unavailable, row
 from benchmarks.load import torch_module
-from elsa_format import _kernels
 
 BITS = 2
 SIDE = 4096

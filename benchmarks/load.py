@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from internals import Layout
 from safetensors.numpy import load_file
 
 import elsa_format as elsa
 from benchmarks._files import LEVEL, Files, aligned, weights
 from benchmarks._rows import Peak, Race, Unavailable, row
-from elsa_format._layouts import Layout
 
 IMPORTS = "import sys, numpy, elsa_format; elsa_format.open"
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
+from internals import ACCURACY, LOSS, Measure, Row, import_line, mean_std
+
 from benchmarks import curves
 from benchmarks.plots import tables
-from elsa_train._measure import ACCURACY, LOSS, Measure
-from elsa_train._report import Row, mean_std
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "results.md"
@@ -262,7 +262,7 @@ def main() -> None:
                 words = words.replace(f"{{{name}}}", folder)
             else:
                 print(f"$ {words}", flush=True)
-                program = [sys.executable, "-c", "from elsa_train._cli import main; main()"]
+                program = [sys.executable, "-c", f"{import_line('train_main')}; train_main()"]
                 # All seeds run the same programs.
                 env = {"JAX_COMPILATION_CACHE_DIR": str(RUNS / "programs")} | os.environ
                 words_given = shlex.split(words)[1:]

@@ -5,10 +5,11 @@ import threading
 from pathlib import Path
 from typing import IO, Any
 
+from internals import Layout
+
 import elsa_format as elsa
 from benchmarks._files import LEVEL, Files, aligned, chunked_copy, chunked_read
 from benchmarks._rows import MIB, Peak, Race, row, unsynced
-from elsa_format._layouts import Layout
 
 
 class Sink:

@@ -15,12 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from internals import Carry, Trainer, _method, make_recipe
 
-from elsa_train import _method
-from elsa_train._levels import parse_levels
-from elsa_train._loop import Carry, Trainer
-from elsa_train._recipe import make_recipe
-from elsa_train._sparsify import Pruner, Schedule, Scope
+from elsa_train import Pruner, Schedule, Scope, parse_levels
 from elsa_train.data import ArrayData
 
 

@@ -24,11 +24,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from internals import import_line
+
 AREAS = ("load", "stream", "pack", "layouts", "kernels", "growth")
 IMPORTS = {
     "import.open": "import elsa_format; elsa_format.open",
     "import.pack": "import elsa_format; elsa_format.pack",
-    "import.command": "import elsa_format._cli.extract",
+    "import.command": import_line("_extract_command"),
 }
 ONNX_MIB = 64
 FEWEST = 5

@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import sys
+from pathlib import Path
 
 
 def _use_native(path: str) -> None:
@@ -14,6 +15,11 @@ def _use_native(path: str) -> None:
     spec.loader.exec_module(module)
     sys.modules["elsa_format._native"] = module
 
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+import internals  # noqa: E402, F401 - where private names are; from now on others import it
+
+sys.path.pop()
 
 if "ELSA_TEST_NATIVE" in os.environ:
     _use_native(os.environ["ELSA_TEST_NATIVE"])

@@ -18,11 +18,11 @@ from typing import Any, cast
 from unittest import mock
 
 import numpy as np
+from internals import _http as _remote
+from internals import _http_client as _http
+from internals import _storage
 
 import elsa_format as elsa
-from elsa_format import _storage
-from elsa_format._storage import http as _remote
-from elsa_format._storage import http_client as _http
 
 END = b"\x1e"
 """Between records."""

@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 import xxhash
+from internals import _delivery_pure as pure
+from internals import is_delivery, read_header
 
 import elsa_format as elsa
 from elsa_format import verify
-from elsa_format._container.header import read_header
-from elsa_format._delivery import pure
-from elsa_format._delivery.document import is_delivery
 from spec import plain_delivery, plain_elsa
 
 try:

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from internals import PositionedStorage, _copy, open_network
+
 import elsa_format as elsa
-from elsa_format._delivery import copy as _copy
-from elsa_format._errors import RemoteError
-from elsa_format._network import open_network
-from elsa_format._storage.base import PositionedStorage
+from elsa_format import RemoteError
 from fuzz.mutate import mutate as mutate_file
 from spec import plain_delivery, plain_elsa
 

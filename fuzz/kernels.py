@@ -7,8 +7,7 @@ import importlib
 from typing import Any
 
 import numpy as np
-
-from elsa_format import _pure
+from internals import _pure
 
 NAMES = (
     *("mask", "count", "compact", "csr", "expand", "expand_csr", "embed"),

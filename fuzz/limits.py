@@ -14,19 +14,19 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from internals import DTYPES, MAX_HEADER, import_line, lay_out, serialize
 
-from elsa_format._container.dtypes import DTYPES
-from elsa_format._container.header import MAX_HEADER, TensorInfo, lay_out, serialize
+from elsa_format import TensorInfo
 
-RUN = """
+RUN = f"""
 import sys
-from elsa_format._cli import main
+{import_line("main")}
 try:
     main(sys.argv[1:])
 except SystemExit as end:
     code = end.code
 peak = [line.split()[1] for line in open("/proc/self/status") if "VmHWM" in line][0]
-sys.stderr.write(f"\\n{peak}")
+sys.stderr.write(f"\\n{{peak}}")
 sys.exit(code)
 """
 

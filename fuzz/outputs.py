@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from elsa_format import _start
+from internals import _start
 
 VECTORS = Path(__file__).resolve().parents[1] / "spec" / "vectors"
 OUT = "out"

@@ -25,6 +25,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
+from internals import import_line
 
 import elsa_format
 
@@ -81,12 +82,12 @@ if tell:
 """
 
 # As on file systems without unnamed files: temporary ones have names.
-NAMED = """
+NAMED = f"""
 import sys
-from elsa_format import _start
+{import_line("_start")}
 _start.end_on_signals()
-from elsa_format._output import atomic
-atomic._OPEN_FILES = "/nowhere"
+{import_line("_atomic")}
+_atomic._OPEN_FILES = "/nowhere"
 getattr(_start, sys.argv.pop(1))()
 """
 

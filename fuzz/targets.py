@@ -15,11 +15,9 @@ from typing import IO, Any, TypeVar, cast
 
 import numpy as np
 import safetensors
+from internals import _header, check_size, is_delivery
 
 import elsa_format as elsa
-from elsa_format._container import header as _header
-from elsa_format._container.header import check_size
-from elsa_format._delivery.document import is_delivery
 from fuzz.answers import answers
 from fuzz.delivery import delivery
 from fuzz.fetching import fetching

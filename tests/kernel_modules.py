@@ -7,8 +7,7 @@ import shutil
 from types import ModuleType
 
 import pytest
-
-from elsa_format import _pure
+from internals import _pure
 
 HAVE_COMPILER = any(shutil.which(name) for name in ("cc", "gcc", "clang"))
 

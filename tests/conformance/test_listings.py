@@ -4,10 +4,10 @@ import json
 
 import jsonschema
 import pytest
+from internals import _listing as listing
 from vector_files import COMMITTED, SPEC
 
 import elsa_format
-from elsa_format._container import listing
 
 CASES = json.loads((COMMITTED / "listings.json").read_text(encoding="utf-8"))
 SCHEMA = json.loads((SPEC / "files.schema.json").read_text(encoding="utf-8"))

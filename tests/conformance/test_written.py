@@ -8,10 +8,8 @@ import sys
 
 import pytest
 import xxhash
+from internals import _json, _profile
 from vector_files import COMMITTED, ROOT
-
-from elsa_format import _profile
-from elsa_format._container import json as _json
 
 sys.path.insert(0, str(ROOT))
 

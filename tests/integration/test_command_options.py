@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from internals import import_line, main
 from safetensors.numpy import load_file, save_file
 
 import elsa_format as elsa
-from elsa_format._cli import main
 from elsa_format.cli import install_command
 
 BIN = Path(sys.executable).parent
@@ -199,7 +199,7 @@ def test_a_missing_extra(
 ) -> None:
     monkeypatch.chdir(folder)
     name, *rest = words.replace("OUT", str(tmp_path / "out")).split()
-    script = f"import sys; sys.modules[{hidden!r}] = None; from elsa_format import _start; "
+    script = f"import sys; sys.modules[{hidden!r}] = None; {import_line('_start')}; "
     done = subprocess.run(
         [sys.executable, "-c", f"{script}_start.{name}()", *rest],
         capture_output=True,
@@ -215,7 +215,7 @@ def test_a_missing_extra(
 def test_help_needs_no_extra(words: str) -> None:
     hidden = dict.fromkeys(("onnx", "onnxruntime", "jax", "flax", "optax"))
     name, *rest = words.split()
-    script = f"import sys; sys.modules.update({hidden}); from elsa_format import _start; "
+    script = f"import sys; sys.modules.update({hidden}); {import_line('_start')}; "
     done = subprocess.run(
         [sys.executable, "-c", f"{script}_start.{name}()", *rest],
         capture_output=True,

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from internals import main
 
 import elsa_format as elsa
-from elsa_format._cli import main
 
 LAYOUTS = ("dense", "bitmask", "csr")
 BIN = Path(sys.executable).parent

@@ -18,11 +18,9 @@ import pytest
 import xxhash
 from bits import same_bits
 from click.testing import CliRunner
+from internals import FileStorage, _blocks, find_command, header_bytes
 
 import elsa_format as elsa
-from elsa_format._cli import find_command
-from elsa_format._delivery.document import header_bytes
-from elsa_format._storage.local import FileStorage
 from elsa_format.report import write_report
 
 
@@ -75,7 +73,7 @@ def test_time_is_linear_in_small_blocks(
     route: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SECURITY.md promises it; every block once summed up all that were kept."""
-    monkeypatch.setattr("elsa_format._delivery.blocks.SMALL", 1 << 60)  # all in this thread
+    monkeypatch.setattr(_blocks, "SMALL", 1 << 60)  # all in this thread
     work, steps, reads = ROUTES[route], [], [0]
     read_at = FileStorage.read_at
 

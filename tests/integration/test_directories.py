@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from internals import _atomic as atomic
+from internals import _directory as directory
+from internals import _pack as elsa_pack
+from internals import main
 from safetensors.numpy import load_file, save_file
 
 import elsa_format as elsa
-from elsa_format._cli import main
-from elsa_format._output import atomic, directory
-from elsa_format._packing import pack as elsa_pack
 from elsa_format.plugins import weights_file
 
 BIN = Path(sys.executable).parent

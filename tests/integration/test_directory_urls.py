@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from faulty_server import Server, cut_after, serving, status
+from internals import _http, find_command
 from safetensors.numpy import save_file
 
 import elsa_format as elsa
-from elsa_format._cli import find_command
 
 LIST = "elsa-files.json"
 SIDE = {
@@ -33,7 +33,7 @@ SIDE = {
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setattr("elsa_format._storage.http.FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(_http, "FIRST_PAUSE", 0.01)
     with serving() as state:
         yield state
 

@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 from bits import same_bits
 from click.testing import CliRunner
+from internals import import_line, main
 from safetensors.numpy import load_file, save_file
 
 import elsa_format as elsa
-from elsa_format._cli import main
 
 BIN = Path(sys.executable).parent
 ROOT = os.geteuid() == 0
@@ -393,10 +393,11 @@ def _with_template(large: Path) -> Path:
 
 # --- The machine dies ----------------------------------------------------------------------------
 
-KILLED = """
+KILLED = (
+    import_line("write_report")
+    + """
 import os, random, signal, sys, time
 import elsa_format as elsa
-from elsa_format._report.page import write_report
 
 operation, source, out, seed, rounds = sys.argv[1:]
 rng = random.Random(int(seed))
@@ -450,6 +451,7 @@ for _ in range(int(rounds)):
     else:
         print("new", len(elsa.load_level(out)))
 """
+)
 
 
 @linux

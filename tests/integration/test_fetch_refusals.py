@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from faulty_server import Server, cut_after, serving, status
+from internals import _http, find_command
 
 import elsa_format as elsa
-from elsa_format._cli import find_command
 
 SHIP, INDEX = "model.ship.safetensors", "model.ship.safetensors.index.json"
 SHARDS = [f"model-0000{i}-of-00002.ship.safetensors" for i in (1, 2)]
@@ -21,7 +21,7 @@ SHARDS = [f"model-0000{i}-of-00002.ship.safetensors" for i in (1, 2)]
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setattr("elsa_format._storage.http.FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(_http, "FIRST_PAUSE", 0.01)
     with serving() as state:
         yield state
 
@@ -303,10 +303,10 @@ def test_headers_are_parsed_once(
     single: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not once for each level."""
-    import elsa_format._container.header as header
-    import elsa_format._delivery.document as document
-    import elsa_format._delivery.prefix as prefix
-    import elsa_format._profile as profile
+    from internals import _document as document
+    from internals import _header as header
+    from internals import _prefix as prefix
+    from internals import _profile as profile
 
     calls = dict.fromkeys(("header", "profile", "document"), 0)
 

@@ -12,9 +12,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from internals import main, parse
+
 import elsa_format as elsa
-from elsa_format._cli import main
-from elsa_format._container.header import parse
 from fuzz.short import inputs
 from fuzz.targets import TARGETS, pipe
 

@@ -20,10 +20,10 @@ from faulty_server import (
     stall,
     status,
 )
+from internals import _http as _remote
+from internals import _http_client as _http
 
 import elsa_format as elsa
-from elsa_format._storage import http as _remote
-from elsa_format._storage import http_client as _http
 
 
 @pytest.fixture

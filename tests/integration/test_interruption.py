@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from internals import DTYPES, import_line, lay_out, serialize
 
 import elsa_format as elsa
-from elsa_format._container.dtypes import DTYPES
-from elsa_format._container.header import TensorInfo, lay_out, serialize
+from elsa_format import TensorInfo
 from fuzz import signals
 
 BIN = Path(sys.executable).parent
@@ -111,8 +111,8 @@ def test_pack(
 def test_where_temporary_files_have_names(net: Path, tmp_path: Path) -> None:
     """As on file systems without unnamed files."""
     script = (
-        "import elsa_format._output.atomic as output; output._OPEN_FILES = '/nowhere'\n"
-        "from elsa_format import _start; _start.elsa()"
+        f"{import_line('_atomic')}; _atomic._OPEN_FILES = '/nowhere'\n"
+        f"{import_line('_start')}; _start.elsa()"
     )
     half = net.read_bytes()[: net.stat().st_size // 2]
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -178,7 +178,7 @@ def test_signals_at_any_moment(kind: str, stress: signals.Stress) -> None:
 
 def started(script: str) -> "subprocess.Popen[bytes]":
     """A script under way that hears signals as commands do, and has said so."""
-    begin = "import os, signal, time; from elsa_format import _start; _start.end_on_signals()"
+    begin = f"import os, signal, time; {import_line('_start')}; _start.end_on_signals()"
     process = subprocess.Popen(
         [sys.executable, "-c", f"{begin}\n{script}"],
         stdout=subprocess.PIPE,
@@ -234,11 +234,11 @@ def test_a_fork_has_its_signals_back() -> None:
 
 
 def test_without_threads_python_hears_signals_itself() -> None:
-    script = """
+    script = f"""
 import _thread, signal
 def refuse(*arguments): raise RuntimeError("can't start new thread")
 _thread.start_new_thread = refuse
-from elsa_format import _start
+{import_line("_start")}
 _start.end_on_signals()
 assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
@@ -298,10 +298,11 @@ def test_a_library_leaves_signals_alone() -> None:
     subprocess.run([sys.executable, "-c", LIBRARY], check=True)
 
 
-NOTEBOOK = """
+NOTEBOOK = (
+    import_line("_file")
+    + """
 import os, random, signal, sys, time
 import elsa_format as elsa
-from elsa_format import _file
 
 _file.PARALLEL_FROM = 0
 net, out = sys.argv[1:]
@@ -333,6 +334,7 @@ signal.alarm(30)  # a hang is a failure
 work()
 print(interrupted)
 """
+)
 
 
 def test_ctrl_c_in_a_notebook(net: Path, tmp_path: Path) -> None:

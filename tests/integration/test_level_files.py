@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from internals import main
 from safetensors.numpy import save_file
 
 import elsa_format as elsa
 import elsa_format.plugins
-from elsa_format._cli import main
 
 LAYOUTS = ("dense", "bitmask", "csr")
 LEVEL = 2

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from internals import main
 
 import elsa_format as elsa
-from elsa_format._cli import main
 
 LONG = "n" * 5000
 Use = Callable[[Path], object]

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from internals import DTYPES, import_line, lay_out, serialize
 
 import elsa_format as elsa
-from elsa_format._container.dtypes import DTYPES
-from elsa_format._container.header import TensorInfo, lay_out, serialize
+from elsa_format import TensorInfo
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -20,7 +20,7 @@ PEAK = "print([n for n in open('/proc/self/status') if 'VmHWM' in n][0].split()[
 
 RUN = f"""
 import sys
-from elsa_format._cli import main
+{import_line("main")}
 try:
     main(sys.argv[1:])
 except SystemExit as end:

@@ -11,12 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from internals import estimated_downloads, main, open_network
 
 import elsa_format as elsa
 from elsa_format import cli
-from elsa_format._cli import main
-from elsa_format._delivery.estimate import estimated_downloads
-from elsa_format._network import open_network
 
 BIN = Path(sys.executable).parent
 COLUMNS = 80

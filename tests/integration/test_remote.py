@@ -24,10 +24,10 @@ from faulty_server import (
     stall,
     status,
 )
+from internals import FsspecStorage
+from internals import _http as _remote
 
 import elsa_format as elsa
-from elsa_format._storage import http as _remote
-from elsa_format._storage.fsspec import FsspecStorage
 
 BIN = Path(sys.executable).parent
 

@@ -16,14 +16,12 @@ import pytest
 from bits import same_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from internals import ArrayCheckpoint, AtomicFile, LevelReader
+from internals import _shards as _shard_output
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 import elsa_format as elsa
-from elsa_format._level_reader import LevelReader
-from elsa_format._output import shards as _shard_output
-from elsa_format._output.atomic import AtomicFile
-from elsa_format._packing.arrays import ArrayCheckpoint
 
 BIN = Path(sys.executable).parent
 INDEX = "model.safetensors.index.json"

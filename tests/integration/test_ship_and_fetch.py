@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from faulty_server import Server, add_header, claim, cut_after, fine, replace_by, serving, status
+from internals import _blocks, _http, at_once, find_command
 
 import elsa_format as elsa
 from elsa_format import verify
-from elsa_format._cli import find_command
 
 SHIPPED = "net.ship.safetensors"
 
@@ -63,7 +63,7 @@ def sizes(shipped: Path) -> dict[int | str, int]:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     """A server on loopback; clients do not wait long before they ask again."""
-    monkeypatch.setattr("elsa_format._storage.http.FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(_http, "FIRST_PAUSE", 0.01)
     with serving() as state:
         yield state
 
@@ -215,8 +215,8 @@ def test_decoded_ahead(
     source: Path, shipped: Path, tmp_path: Path, cores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Threads make no difference, to what is read, to what is wrong, nor to one tensor alone."""
-    monkeypatch.setattr("elsa_format._delivery.blocks.SMALL", 0)
-    monkeypatch.setattr("elsa_format._delivery.blocks.at_once.__defaults__", (cores,))
+    monkeypatch.setattr(_blocks, "SMALL", 0)
+    monkeypatch.setattr(at_once, "__defaults__", (cores,))
     with elsa.open(source) as wanted, elsa.open(shipped) as file:
         for level in (1, "dense"):
             expected = {name: array.tobytes() for name, array in wanted.load(level).items()}

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from internals import import_line
 
 pytest.importorskip("moto")
 pytest.importorskip("s3fs")
@@ -397,7 +398,7 @@ def test_targets_that_cannot_be(
 
 def test_packages_that_are_missing(net: Path, tmp_path: Path) -> None:
     script = (
-        "import sys\nsys.modules[sys.argv[1]] = None\nfrom elsa_format._cli import main\n"
+        f"import sys\nsys.modules[sys.argv[1]] = None\n{import_line('main')}\n"
         "main(['extract', sys.argv[2], '-l', '1', '-o', 's3://bucket/x.safetensors'])"
     )
 
@@ -594,9 +595,9 @@ def interrupted(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_does_not_grow(bucket: Bucket, tmp_path: Path) -> None:
-    script = """
+    script = f"""
 import sys
-from elsa_format._cli import main
+{import_line("main")}
 try:
     main(sys.argv[1:])
 except SystemExit as end:

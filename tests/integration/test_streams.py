@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from internals import import_line
 from safetensors.numpy import save_file
 
 import elsa_format as elsa
@@ -109,7 +110,7 @@ def test_nothing_is_printed_into_an_output(here: Path) -> None:
     """A file that is opened where standard error is closed would get its number."""
     assert shell(PACK).returncode == 0
     whole = (here / "o").read_bytes()
-    script = "import os; from elsa_format import _start; os.close(2); _start.pack()"
+    script = f"import os; {import_line('_start')}; os.close(2); _start.pack()"
     words = [*PACK.split()[1:], "--force"]
     subprocess.run([sys.executable, "-c", script, *words], check=True, capture_output=True)
     assert (here / "o").read_bytes() == whole
@@ -220,7 +221,7 @@ def test_errors_name_the_device(line: str, here: Path) -> None:
 def test_errors_name_the_folder_of_temporary_files(here: Path) -> None:
     """What a pipe cannot take in order is on disk before."""
     script = (
-        "import resource, sys; from elsa_format import _start; "
+        f"import resource, sys; {import_line('_start')}; "
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)); _start.pack()"
     )
     words = ["dense.safetensors", "--sparsities", "90", "-o", "-"]

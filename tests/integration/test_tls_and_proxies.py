@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from bits import same_bits
 from faulty_server import Server, cut_after, fine, serving, status
+from internals import _http as _remote
+from internals import _http_client as _http
 
 import elsa_format as elsa
-from elsa_format._storage import http as _remote
-from elsa_format._storage import http_client as _http
 
 
 @pytest.fixture(autouse=True)

@@ -11,13 +11,11 @@ import onnx_models as m
 import pytest
 from click.testing import CliRunner
 from elsa_converters import onnx as converter
-from elsa_converters._bench import bench
-from elsa_converters._cli import export
-from elsa_converters.onnx._model import write as model_writer
-from elsa_converters.onnx._write import export as export_module
+from internals import _export as export_module
+from internals import _writer as model_writer
+from internals import bench, export, import_line, main
 
 import elsa_format
-from elsa_format._cli import main
 
 
 def test_one_level_and_all_levels(tmp_path: Path) -> None:
@@ -123,7 +121,7 @@ def test_measure_a_model_directory(
 
 def test_from_a_pipe_to_a_pipe(tmp_path: Path) -> None:
     elsa, template = m.packed(m.save(m.mlp(), tmp_path / "m.onnx"), tmp_path)
-    program = "from elsa_format._start import export; export()"
+    program = f"{import_line('_start')}; _start.export()"
     arguments = ["-", "--onnx", str(template), "--level", "1", "-o", "-"]
     done = subprocess.run(
         [sys.executable, "-c", program, *arguments],
@@ -136,7 +134,7 @@ def test_from_a_pipe_to_a_pipe(tmp_path: Path) -> None:
 
 
 def test_help_needs_no_onnx() -> None:
-    program = "import sys; from elsa_converters import _cli; print('onnx' in sys.modules)"
+    program = f"import sys; {import_line('_export_command')}; print('onnx' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )

@@ -12,9 +12,9 @@ import onnx
 import onnx_models as m
 import pytest
 from click.testing import CliRunner
-from elsa_converters._cli import export
 from elsa_converters.onnx import InvalidExternalData, InvalidOnnx, OnnxCheckpoint, UnsupportedOnnx
 from elsa_converters.onnx import export as onnx_export
+from internals import export
 from onnx import TensorProto, helper
 
 import elsa_format

@@ -8,8 +8,6 @@ import onnx
 import onnx_models as m
 import pytest
 from click.testing import CliRunner
-from elsa_converters._bench import bench
-from elsa_converters._cli import export as cli_export
 from elsa_converters.onnx import (
     OnnxCheckpoint,
     TemplateMismatch,
@@ -18,7 +16,8 @@ from elsa_converters.onnx import (
     session,
     write_template,
 )
-from elsa_converters.onnx._graph.simplify import fold_batch_norm
+from internals import bench, fold_batch_norm
+from internals import export as cli_export
 from onnx import ModelProto, TensorProto, numpy_helper
 
 import elsa_format

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from internals import DELIVERY_BLOCK as BLOCK
+from internals import DTYPES
 from test_every_route import FLOATS, finite, networks
 
 import elsa_format as elsa
 from elsa_format import verify
-from elsa_format._container.dtypes import DTYPES
-from elsa_format._delivery.document import BLOCK
 
 MANTISSAS = {name: DTYPES[name].mantissa for name in FLOATS}
 

@@ -8,10 +8,10 @@ import pytest
 from bits import FLOATS, OneByteReader, by_safetensors, level_by_definition, same_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from internals import LevelReader
 from scipy.sparse import csr_array
 
 import elsa_format as elsa
-from elsa_format._level_reader import LevelReader
 
 SHAPES = st.sampled_from(
     [(), (1,), (0,), (3,), (8,), (0, 3), (3, 0), (1, 1), (2, 3, 5), (7, 13), (1, 65), (33, 9)]

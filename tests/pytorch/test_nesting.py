@@ -12,21 +12,26 @@ import numpy as np
 import pytest
 import torch
 from decoder import content, decode
-from torch import Tensor, nn
-
-import elsa_format
-from elsa_format.levels import Pattern
-from elsa_train._errors import (
+from internals import (
+    FROZEN,
     FrozenWeightChanged,
     InfeasibleTraining,
     MissedBudget,
     NonFiniteLoss,
     NotReproduced,
     TrainError,
+    embed,
+    flush,
+    keys,
+    select,
+    select_blocks,
+    words_of,
 )
+from torch import Tensor, nn
+
+import elsa_format
+from elsa_format.levels import Pattern
 from elsa_train.torch import Nesting, Schedule
-from elsa_train.torch._bits import embed, flush, words_of
-from elsa_train.torch._select import FROZEN, keys, select, select_blocks
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 GRADUAL = Schedule(start=0, end=6, every=2)

@@ -139,7 +139,7 @@ def test_a_file_replaced_while_it_is_opened(
 ) -> None:
     path = pack(random_net(), tmp_path / "net.safetensors")
     other = pack(random_net(seed=2), tmp_path / "other.safetensors")
-    import elsa_converters.torch._levels as module
+    from internals import _torch_levels as module
 
     plain = module._local_files
 

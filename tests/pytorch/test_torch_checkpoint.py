@@ -11,6 +11,7 @@ import pytest
 import torch
 from decoder import content, decode
 from elsa_converters.torch import TorchCheckpoint, state_dict
+from internals import import_line
 from safetensors.torch import load_file, load_model, save_file
 from test_load_level import random_net
 from torch import nn
@@ -184,9 +185,9 @@ def test_the_command_says_what_to_install(tmp_path: Path) -> None:
     torch.save(nn.Linear(8, 8).state_dict(), tmp_path / "net.pt")
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        "from elsa_format._start import pack\n"
+        f"{import_line('_start')}\n"
         f"sys.argv = ['elsa-pack', {str(tmp_path / 'net.pt')!r}, '--sparsities', '50', '-o', 'x']\n"
-        "pack()"
+        "_start.pack()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1

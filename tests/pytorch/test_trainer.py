@@ -7,9 +7,9 @@ import pytest
 import torch
 from decoder import content, decode
 from elsa_converters.transformers import ElsaConfig
+from internals import TrainError
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
-from elsa_train._errors import TrainError
 from elsa_train.torch.trainer import NestingCallback
 
 SIZES = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}

@@ -4,12 +4,10 @@ import re
 
 import pytest
 import torch
+from internals import input_axes, layer_kind
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from transformers.pytorch_utils import Conv1D
-
-from elsa_format._packing.input_axes import input_axes
-from elsa_format._packing.layer_kinds import layer_kind
 
 KINDS = "llama qwen3 gemma2 gpt2 gpt_neox opt bloom falcon phi bert electra whisper openai-gpt"
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, Conv1D)

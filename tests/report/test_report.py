@@ -18,12 +18,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from conftest import HOSTILE
+from internals import DTYPES, import_line, write_report
+from internals import _pictures as pictures
+from internals import inspect_command as command
 
 import elsa_format as elsa
-from elsa_format._cli.inspect import command
-from elsa_format._container.dtypes import DTYPES
-from elsa_format._report import pictures
-from elsa_format._report.page import write_report
 
 
 class Page(html.parser.HTMLParser):
@@ -291,7 +290,7 @@ def test_the_page_goes_to_stdout_too(rich: Path) -> None:
 
 
 def test_a_report_needs_no_heavy_imports() -> None:
-    script = "import sys, elsa_format._report.page; print(*sys.modules)"
+    script = f"import sys; {import_line('_page')}; print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     ).stdout.split()

@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 from browser import Browser
 from conftest import HOSTILE
-
-from elsa_format._network import open_network
-from elsa_format._report.page import describe, render
+from internals import describe, open_network, render
 
 NAMES = "return [...document.querySelectorAll('#layer-table tbody .pick')].map(e => e.textContent)"
 CHOSEN = "return document.querySelector('#layer-title bdi').textContent"

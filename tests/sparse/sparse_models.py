@@ -9,8 +9,7 @@ import onnx
 import onnxruntime
 import pytest
 from elsa_converters.onnx_sparse import find_library
-from elsa_converters.onnx_sparse._functions import function
-from elsa_converters.onnx_sparse._weights import to_csr, to_pattern
+from internals import function, to_csr, to_pattern
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper
 from onnx.reference import ReferenceEvaluator

@@ -7,8 +7,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from elsa_converters._errors import UnsupportedOnnx
-from elsa_converters.onnx._fast.rewrite import prepare, use_sparse
+from internals import UnsupportedOnnx, prepare, use_sparse
 from onnx import ModelProto, helper
 from sparse_models import library, needs_library, tensor
 

@@ -13,13 +13,14 @@ import pytest
 from click.testing import CliRunner
 from elsa_converters import onnx as converter
 from elsa_converters import onnx_sparse
-from elsa_converters._bench import bench, show
-from elsa_converters._cli import export
-from elsa_converters.onnx._fast import pick, timing
-from elsa_converters.onnx._run import bench as bench_module
-from elsa_converters.onnx._run import latency, session
-from elsa_converters.onnx._run.bench import mark_best
-from elsa_converters.onnx._write import export as export_module
+from internals import _bench as bench_module
+from internals import _export as export_module
+from internals import _fast as pick
+from internals import _latency as latency
+from internals import _measure as timing
+from internals import _session as session
+from internals import bench, export, import_line, mark_best
+from internals import show_bench as show
 from onnx.inliner import inline_local_functions
 from onnx.reference import ReferenceEvaluator
 from sparse_models import library, needs_library
@@ -177,7 +178,7 @@ def test_true_is_measured_everywhere(packed, tmp_path, monkeypatch):
 @needs_library
 def test_sets_of_layers(monkeypatch):
     """Each threshold that makes a difference is timed once."""
-    from elsa_converters.onnx._fast.layers import Layer
+    from internals import Layer
 
     def layer(sparsity):
         return Layer(False, frozenset(), "x", "w", (0, 1), (1, 1), "y", sparsity)
@@ -464,7 +465,7 @@ def test_axes_without_a_name(tmp_path):
 
 def test_help_needs_no_onnx():
     """`elsa-bench --help` imports neither onnx nor onnxruntime."""
-    program = "import sys; from elsa_converters import _bench; print('onnx' in sys.modules)"
+    program = f"import sys; {import_line('_bench_command')}; print('onnx' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )

@@ -5,10 +5,9 @@ import json
 import ml_dtypes
 import numpy as np
 import pytest
-from elsa_converters.onnx_sparse._functions import FIRST_OPSET
-from elsa_converters.onnx_sparse._weights import to_csr, to_pattern
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from internals import FIRST_OPSET, to_csr, to_pattern
 from sparse_models import (
     close,
     conv,

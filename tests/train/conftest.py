@@ -24,14 +24,9 @@ pytest.importorskip("orbax.checkpoint")
 
 import jax
 import numpy as np
+from internals import Output, Reporter, Run, flatten, train_run
 
-from elsa_train._folder import Output
-from elsa_train._multilevel import Network, Result
-from elsa_train._recipe import Recipe, read_recipe
-from elsa_train._report import Reporter
-from elsa_train._run import Run
-from elsa_train._training import train as train_run
-from elsa_train._tree import flatten
+from elsa_train import Network, Recipe, Result, read_recipe
 
 TINY = {
     "width": 8,
@@ -56,6 +51,12 @@ class Trained(NamedTuple):
     run: Run
     result: Result
     measured: list[dict[str, np.ndarray[Any, Any]]]
+
+
+def environment(devices: int) -> dict[str, str]:
+    """Return the environment of a process with so many devices, and with what tests share."""
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"
+    return {**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": str(Path(__file__).parents[1])}
 
 
 def tiny(**values: Any) -> Recipe:

@@ -9,9 +9,7 @@ from pathlib import Path
 import jax
 from click.testing import CliRunner
 from conftest import TINY
-
-from elsa_train import _hosts
-from elsa_train._cli import train
+from internals import _hosts, train
 
 WORDS = ["digits", "--plot", "none", "--checkpoint-every", "1"]
 WORDS += [

@@ -8,15 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from click.testing import CliRunner
+from internals import Checkpoints, _training, flatten, train
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from test_joint import WORDS
 
 import elsa_format
-from elsa_train import Joint, Network, Schedule, Scope, _training, nest, parse_levels, write_file
-from elsa_train._checkpointing import Checkpoints
-from elsa_train._cli import train
-from elsa_train._joint import masked
-from elsa_train._tree import flatten
+from elsa_train import Joint, Network, Schedule, Scope, masked, nest, parse_levels, write_file
 
 LEVELS = {"global": "90,80", "uniform": "90,80", "nm": "1:8,1:4"}
 FEW = ["--train-images", "192", "--batch-size", "32", "--test-images", "64"]

@@ -8,10 +8,10 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from internals import AtomicFile
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from elsa_format import ElsaError
-from elsa_format._output.atomic import AtomicFile
 from elsa_format.plugins import SharedWriter
 from elsa_train import Level, Network, multi_level, write_file
 

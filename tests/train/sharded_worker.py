@@ -7,6 +7,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from internals import Hosts, apply_mask
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import elsa_format
@@ -21,8 +22,6 @@ from elsa_train import (
     parse_levels,
     write_file,
 )
-from elsa_train._hosts import Hosts
-from elsa_train._sparsify import apply_mask
 
 SHAPES = {
     "embed/kernel": (30, 24),

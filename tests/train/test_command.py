@@ -12,17 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from internals import BadRecipe, _report, _run, import_line, load_network, recipe_names, train
 from test_resume import ARGUMENTS
 
 import elsa_format
 from elsa_format.cli import install_command
-from elsa_train import _report
-from elsa_train._cli import train
-from elsa_train._errors import BadRecipe
-from elsa_train._folder import load_network
-from elsa_train._levels import parse_levels
-from elsa_train._recipe import read_recipe, recipe_names
-from elsa_train._sparsify import Scope
+from elsa_train import Scope, parse_levels, read_recipe
 from elsa_train.models import build
 
 BIN = Path(sys.executable).parent
@@ -50,7 +45,7 @@ def test_bundled_recipes_can_be_trained(name, scope):
 
 def test_help_is_light_and_lists_recipes_and_values():
     code = (
-        "import sys; from elsa_train._cli import train\n"
+        f"import sys; {import_line('train')}\n"
         "try: train(['--help'])\n"
         "finally: assert not {'jax', 'flax', 'sklearn', 'matplotlib'} & set(sys.modules)"
     )
@@ -141,7 +136,7 @@ def test_without_matplotlib_only_the_plot_is_missing(two_seeds, monkeypatch):
 
 def test_the_list_of_recipes_is_light():
     code = (
-        "import sys; from elsa_train._cli import train\n"
+        f"import sys; {import_line('train')}\n"
         "try: train(['list'])\n"
         "finally: assert not {'jax', 'flax', 'sklearn', 'matplotlib'} & set(sys.modules)"
     )
@@ -171,7 +166,7 @@ def test_without_jaxpruner_it_says_where_it_is(monkeypatch, tmp_path):
 
 def test_more_steps_than_a_device_can_count_are_refused(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("elsa_train._run.MOST", 400)
+    monkeypatch.setattr(_run, "MOST", 400)
     found = CliRunner().invoke(train, ["digits"])
     assert found.exit_code == 2
     assert found.output == "error: dense: 420 steps, expected at most 400\n"
@@ -184,7 +179,7 @@ def test_what_devices_cannot_do_is_one_line(monkeypatch, tmp_path):
     def full(*_, **__):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory\nand more")
 
-    monkeypatch.setattr("elsa_train._run.run_seed", full)
+    monkeypatch.setattr(_run, "run_seed", full)
     found = CliRunner().invoke(train, ["digits"])
     assert found.exit_code == 1
     assert found.output == "error: RESOURCE_EXHAUSTED: Out of memory\n"

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from internals import BadData, BadRecipe, MissingData, TrainError
 
-from elsa_train._errors import BadData, BadRecipe, MissingData, TrainError
 from elsa_train.data import load
 from elsa_train.data.augment import random_flip, random_shift
 from elsa_train.data.cifar import FILES

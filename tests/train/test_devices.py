@@ -1,24 +1,18 @@
 """Data parallel over four forced devices, and over two processes."""
 
 import json
-import os
 import socket
 import subprocess
 
 import pytest
 from click.testing import CliRunner
+from conftest import environment
+from internals import Checkpoints, train
 from test_resume import command
 
 import elsa_format
-from elsa_train._checkpointing import Checkpoints
-from elsa_train._cli import train
 
 SHORTER = ["--epochs", "1", "--sparsify-epochs", "0.5", "--densify-epochs", "0.2", "--levels", "80"]
-
-
-def environment(devices):
-    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"
-    return {**os.environ, "XLA_FLAGS": flags}
 
 
 def accuracies(folder):

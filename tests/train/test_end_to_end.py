@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from internals import load_network
 
 import elsa_format
-from elsa_train._folder import load_network
 
 SETTINGS = [
     ("global", "float32"),
@@ -18,8 +18,7 @@ SETTINGS = [
 def extract(source, out, level):
     """Extract as a user does."""
     from click.testing import CliRunner
-
-    from elsa_format._cli.extract import command
+    from internals import extract_command as command
 
     found = CliRunner().invoke(command, [str(source), "--level", str(level), "-o", str(out)])
     assert found.exit_code == 0, found.output

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_devices import environment
+from conftest import environment
 from test_sharded import free_port
 
 WORKER = Path(__file__).with_name("hosts_worker.py")

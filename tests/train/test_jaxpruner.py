@@ -9,12 +9,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from internals import (
+    BadRecipe,
+    FrozenWeightChanged,
+    InfeasibleTraining,
+    TrainError,
+    _method,
+    apply_mask,
+    load_jaxpruner,
+    make_updater,
+)
 
-from elsa_train import Network, _method, multi_level, parse_levels
-from elsa_train._errors import BadRecipe, FrozenWeightChanged, InfeasibleTraining, TrainError
-from elsa_train._jaxpruner import JaxprunerRule, jaxpruner_rules, load_jaxpruner, make_updater
-from elsa_train._schedule import Schedule
-from elsa_train._sparsify import Scope, apply_mask
+from elsa_train import (
+    JaxprunerRule,
+    Network,
+    Schedule,
+    Scope,
+    jaxpruner_rules,
+    multi_level,
+    parse_levels,
+)
 
 RNG = np.random.default_rng(0)
 PARAMS = {

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from internals import DENSE, Checkpoints, InfeasibleTraining, train, usual_shares
 from test_resume import ARGUMENTS
 
 import elsa_format
@@ -22,10 +23,6 @@ from elsa_train import (
     sparse,
     write_file,
 )
-from elsa_train._checkpointing import Checkpoints
-from elsa_train._cli import train
-from elsa_train._errors import InfeasibleTraining
-from elsa_train._joint import DENSE, usual_shares
 
 WORDS = ["digits", *ARGUMENTS, "--method", "joint", "--train-images", "448", "--plot", "none"]
 WORDS += ["--joint-every", "3", "--checkpoint-every", "5", "-q"]
@@ -150,7 +147,7 @@ def test_references_of_a_joint_run_are_trained_alone(whole, tmp_path):
 
 
 def test_curves_of_all_levels(whole):
-    from elsa_train._plots import read_curves
+    from internals import read_curves
 
     curves = read_curves((whole / "metrics.jsonl").read_text().splitlines())
     assert curves.keys() == {"90%", "80%", "dense"}

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import environment
 from joint_worker import LEVELS
-from test_devices import environment
 
 import elsa_format
 from elsa_train import parse_levels

@@ -1,6 +1,5 @@
 """A process that is killed while several write: no index, and the next attempt succeeds."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -8,16 +7,15 @@ from pathlib import Path
 
 import jax
 import pytest
+from conftest import environment
+from internals import Hosts, TrainError
 from killed_worker import TARGET, train
 from test_sharded import free_port
 
 import elsa_format
 from elsa_train import write_file
-from elsa_train._errors import TrainError
-from elsa_train._hosts import Hosts
 
 WORKER = Path(__file__).with_name("killed_worker.py")
-FLAGS = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=4"
 
 
 def start(folder, *killed):
@@ -25,7 +23,7 @@ def start(folder, *killed):
     return [
         subprocess.Popen(
             [sys.executable, WORKER, *map(str, (folder, process, port, *killed))],
-            env={**os.environ, "XLA_FLAGS": FLAGS},
+            env=environment(4),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

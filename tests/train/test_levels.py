@@ -4,11 +4,10 @@ import io
 
 import numpy as np
 import pytest
+from internals import InfeasibleTraining
 
 import elsa_format
-from elsa_train._errors import InfeasibleTraining
-from elsa_train._levels import check_levels, parse_levels
-from elsa_train._sparsify import Scope
+from elsa_train import Scope, check_levels, parse_levels
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from internals import _method
 
 import elsa_format
-from elsa_train import _method
 
 DTYPES = [np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16)]
 WORD = {2: np.uint16, 4: np.uint32}

@@ -6,11 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from internals import _sparsify, flatten, size, unflatten
 
-from elsa_train import _sparsify, models
-from elsa_train._levels import parse_levels
-from elsa_train._sparsify import Scope
-from elsa_train._tree import flatten, size, unflatten
+from elsa_train import Scope, models, parse_levels
 
 MODELS = {
     "speedyresnet": (models.SpeedyResNet(), 32, 4_658_140, 3_584),

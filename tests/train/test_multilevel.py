@@ -4,13 +4,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from internals import (
+    FrozenWeightChanged,
+    InfeasibleTraining,
+    MissedBudget,
+    _method,
+    apply_mask,
+    check_sparsity,
+)
 
 import elsa_format
-from elsa_train import Network, _method, multi_level, nest, parse_levels, write_file
-from elsa_train._errors import FrozenWeightChanged, InfeasibleTraining, MissedBudget
-from elsa_train._levels import check_sparsity
-from elsa_train._schedule import Schedule
-from elsa_train._sparsify import Pruner, Scope, apply_mask
+from elsa_train import Network, Pruner, Schedule, Scope, multi_level, nest, parse_levels, write_file
 
 RNG = np.random.default_rng(0)
 # No flax here: tuples and lists of arrays, statistics beside them.

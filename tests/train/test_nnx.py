@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen, nnx
+from internals import TrainError, flatten
 
 import elsa_format
 from elsa_train import (
@@ -17,8 +18,6 @@ from elsa_train import (
     revive,
     write_file,
 )
-from elsa_train._errors import TrainError
-from elsa_train._tree import flatten
 
 
 class Net(nnx.Module):

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from internals import apply_mask
 
 import elsa_format
 from elsa_train import (
@@ -23,7 +24,6 @@ from elsa_train import (
     parse_levels,
     write_file,
 )
-from elsa_train._sparsify import apply_mask
 
 NOW = Schedule(0, 0, 1)
 SHAPES = {"a/kernel": (3, 3, 4, 16), "b/kernel": (16, 24), "c/kernel": (40, 32)}

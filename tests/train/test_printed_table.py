@@ -8,11 +8,10 @@ import sys
 import termios
 
 import pytest
+from internals import Report, Reporter
+from internals import show_report as show
 
-from elsa_train._levels import Level
-from elsa_train._multilevel import FrozenLevel
-from elsa_train._report import Reporter, show
-from elsa_train._window import Report
+from elsa_train import FrozenLevel, Level
 
 REPORT = Report("sparsify 97.5%", 1234, 39100, 0.5, 0.75, 0.9, 1, 256, "images", {})
 

@@ -7,16 +7,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import tiny
+from internals import (
+    BadRecipe,
+    InfeasibleTraining,
+    MissedBudget,
+    Output,
+    Plan,
+    Reporter,
+    Run,
+    _check_level,
+    count_nonzero,
+    run_seed,
+    table,
+    whole,
+)
 
 from elsa_train import Level, Network, Pruner, Schedule, Scope
-from elsa_train._errors import BadRecipe, InfeasibleTraining, MissedBudget
-from elsa_train._folder import Output
-from elsa_train._method import count_nonzero
-from elsa_train._multilevel import _check_level
-from elsa_train._plan import Plan
-from elsa_train._report import Reporter, table
-from elsa_train._run import Run, run_seed
-from elsa_train._wide import whole
 
 LEVEL = Level("1%", 0.01)
 

@@ -6,11 +6,10 @@ import json
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from internals import BadData, BadRecipe, UnknownModel, train
 
 import elsa_format
 from elsa_train import recalibrate
-from elsa_train._cli import train
-from elsa_train._errors import BadData, BadRecipe, UnknownModel
 from elsa_train.data import load
 
 GOOD = {"model": "digits", "width": 8, "dtype": "float32"}

@@ -5,10 +5,9 @@ import os
 
 import pytest
 from click.testing import CliRunner
+from internals import CHOICES, FIELDS, BadRecipe, InvalidRecipe, TrainError, make_recipe, train
 
-from elsa_train._cli import train
-from elsa_train._errors import BadRecipe, InvalidRecipe, TrainError
-from elsa_train._recipe import CHOICES, FIELDS, Recipe, make_recipe, read_recipe
+from elsa_train import Recipe, read_recipe
 
 
 def test_appendix_hyperparameters():
@@ -166,8 +165,9 @@ def test_every_number_has_limits_and_every_choice_is_there():
             assert {"at_least", "at_most"} <= field.metadata.keys(), name
         if type(field.default) is float:
             assert {"at_least", "above"} & field.metadata.keys(), name
+    from internals import SCORES
+
     from elsa_train import models
-    from elsa_train._sparsify import SCORES
     from elsa_train.data.augment import AUGMENTS
 
     assert sorted(CHOICES["augment"]) == sorted(AUGMENTS)

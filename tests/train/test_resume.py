@@ -9,9 +9,7 @@ import time
 import pytest
 from click.testing import CliRunner
 from conftest import TINY
-
-from elsa_train._checkpointing import StopSignal
-from elsa_train._cli import train
+from internals import StopSignal, import_line, train
 
 SHORT = {**TINY, "epochs": 1.0, "sparsify_epochs": 1.0, "levels": "90,80"}
 ARGUMENTS = [
@@ -20,7 +18,7 @@ ARGUMENTS = [
 
 
 def command(folder, *more):
-    code = "from elsa_train._cli import main; main()"
+    code = f"{import_line('train_main')}; train_main()"
     return [
         sys.executable,
         "-c",
@@ -122,11 +120,11 @@ def test_ctrl_c_saves_and_the_same_command_resumes_at_that_step(whole, tmp_path)
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_second_signal_ends_at_once_even_what_hangs_outside_of_python(number):
-    code = """
+    code = f"""
 import ctypes
-from elsa_format import _start
+{import_line("_start")}
 _start.end_on_signals()
-from elsa_train._checkpointing import StopSignal
+{import_line("StopSignal")}
 lock, mutex = ctypes.CDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(256)
 with StopSignal():
     lock(mutex)
@@ -158,7 +156,7 @@ def test_signals_are_remembered_once_and_given_back():
 def test_a_signal_is_not_lost_in_a_callback(number):
     code = f"""
 import gc, os, time
-from elsa_format import _start
+{import_line("_start")}
 _start.end_on_signals()
 def called_back(phase, info):
     os.kill(os.getpid(), {int(number)})

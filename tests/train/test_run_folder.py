@@ -8,15 +8,11 @@ import shutil
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from internals import _record, _run, _training, replacing, train, without_state
 from PIL import Image
 from test_resume import ARGUMENTS
 
-from elsa_train import _run, _training
-from elsa_train._checkpointing import _record
-from elsa_train._cli import train
-from elsa_train._files import replacing
-from elsa_train._levels import parse_levels
-from elsa_train._multilevel import FrozenLevel, without_state
+from elsa_train import FrozenLevel, parse_levels
 from elsa_train.data import load
 from elsa_train.data.protocol import identity_of
 

@@ -1,23 +1,22 @@
 """Networks split over devices and processes give the file that an unsplit one gives."""
 
 import json
-import os
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from conftest import environment
 
 WORKER = Path(__file__).with_name("sharded_worker.py")
 TARGET = "net.safetensors.index.json"
 
 
 def start(folder, process, processes, port):
-    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={8 // processes}"
     return subprocess.Popen(
         [sys.executable, WORKER, *map(str, (folder, process, processes, port))],
-        env={**os.environ, "XLA_FLAGS": flags},
+        env=environment(8 // processes),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

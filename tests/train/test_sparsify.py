@@ -3,11 +3,9 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from internals import InfeasibleTraining, apply_mask
 
-from elsa_train._errors import InfeasibleTraining
-from elsa_train._levels import parse_levels
-from elsa_train._schedule import Schedule
-from elsa_train._sparsify import Pruner, Scope, apply_mask
+from elsa_train import Pruner, Schedule, Scope, parse_levels
 
 
 def weights(seed=0):

@@ -9,17 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from internals import BadData, BadRecipe, Output, Reporter, Run, size, train
 
 import elsa_format
-from elsa_train import models
-from elsa_train._cli import train
-from elsa_train._errors import BadData, BadRecipe
-from elsa_train._folder import Output
-from elsa_train._levels import Level
-from elsa_train._recipe import Recipe, read_recipe
-from elsa_train._report import Reporter
-from elsa_train._run import Run
-from elsa_train._tree import size
+from elsa_train import Level, Recipe, models, read_recipe
 from elsa_train.data import load
 from elsa_train.data.text import CONTEXT, SHORTEST, TextData
 

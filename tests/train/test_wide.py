@@ -4,11 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from internals import SCORES, Request, _ranking, _select_blocks, _sparsity, _wide
 
 from elsa_format.levels import Pattern
-from elsa_train import Scope, _ranking, _wide
-from elsa_train._loop import _sparsity
-from elsa_train._sparsify import SCORES, Request, _select_blocks
+from elsa_train import Scope
 
 
 @pytest.mark.parametrize(("a", "b"), [(5, 7), (2**32 - 1, 1), (2**40 + 3, 2**33 - 1), (0, 2**32)])

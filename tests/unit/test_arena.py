@@ -5,9 +5,8 @@ import threading
 
 import numpy as np
 import pytest
-
-from elsa_format import _memory
-from elsa_format._memory import ARENA, BLOCK, LARGE, LINE, Arena, give_block, take_block
+from internals import ARENA, LARGE, LINE, Arena, _memory, give_block, take_block
+from internals import MEMORY_BLOCK as BLOCK
 
 
 def span(array: np.ndarray) -> tuple[int, int]:

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from internals import _delivery_pure as pure
 from kernel_modules import NATIVE
-
-from elsa_format._delivery import pure
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 

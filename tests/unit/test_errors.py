@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from elsa_converters import _errors as converters_errors
-from elsa_converters._errors import TemplateMismatch
+from internals import TemplateMismatch, _errors, _installed
+from internals import _converters_errors as converters_errors
+from internals import _train_errors as train_errors
 
 import elsa_format as elsa
-from elsa_format import _errors, _installed
-from elsa_train import _errors as train_errors
 
 
 def test_what_the_options_got_wrong_is_no_fault_of_the_file() -> None:

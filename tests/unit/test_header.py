@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import safetensors
 from bits import OneByteReader
+from internals import parse, read_header
 
 import elsa_format as elsa
-from elsa_format._container.header import parse, read_header
 
 
 def file_of(header: str | bytes, data: bytes = b"") -> bytes:

@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from internals import _kernels, _pure, import_line
 from kernel_modules import HAVE_COMPILER, NATIVE, each_implementation
-
-from elsa_format import _kernels, _pure
 
 WIDTHS = [2, 4, 8]
 INF = {2: 0x7F80, 4: 0x7F800000, 8: 0x7FF << 52}
@@ -28,13 +27,13 @@ def test_the_c_module_is_built_where_there_is_a_compiler() -> None:
 
 @pytest.mark.parametrize("asked", ["1", ""])
 def test_environment_chooses_numpy(asked: str) -> None:
-    script = "from elsa_format import _kernels; print(_kernels.mask.__module__, _kernels.NATIVE)"
+    script = f"{import_line('_kernels')}; print(_kernels.mask.__module__, _kernels.NATIVE)"
     environment = os.environ | {"ELSA_PURE_PYTHON": asked}
     run = subprocess.run(
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
     )
     pure = bool(asked) or importlib.util.find_spec("elsa_format._native") is None
-    assert (run.stdout.split() == ["elsa_format._pure", "False"]) == pure
+    assert (run.stdout.split() == [_pure.__name__, "False"]) == pure
 
 
 # A valid call of every kernel, with the arrays by name so that a test can spoil one of them.

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 from bits import same_bits
+from internals import find_level
 
 import elsa_format as elsa
-from elsa_format._profile import find_level
 
 NAMES = ["1:8", "2", "large", "7", "twice", "twice"]
 

@@ -4,11 +4,9 @@ import io
 
 import numpy as np
 import pytest
+from internals import input_axes, layer_kind, starved_notes
 
 import elsa_format
-from elsa_format._packing.input_axes import input_axes
-from elsa_format._packing.layer_kinds import layer_kind
-from elsa_format._packing.starved import starved_notes
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import windows
+from internals import AtomicFile, open_output
+from internals import _atomic as atomic
 
 import elsa_format as elsa
-from elsa_format._output import atomic, open_output
-from elsa_format._output.atomic import AtomicFile
 
 
 def no_links(*arguments: Any, **options: Any) -> None:

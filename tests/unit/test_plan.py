@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from internals import LAYOUTS
 
 import elsa_format as elsa
-from elsa_format._layouts import LAYOUTS
 
 VALID = Path(__file__).resolve().parents[2] / "spec" / "vectors" / "valid"
 FILES = [path for path in sorted(VALID.glob("*.safetensors")) if "level_" not in path.stem]

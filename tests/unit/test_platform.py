@@ -9,16 +9,16 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
+from internals import _kernels, import_line
 from kernel_modules import HAVE_COMPILER, load_build
 
 import elsa_format
-from elsa_format import _kernels
 
 pty = pytest.importorskip("pty", reason="no terminals to test with")
 
 WITHOUT_C = "import sys; sys.modules['elsa_format._native'] = None; "
-INSPECT = "from elsa_format._start import inspect; inspect()"
-PACK = "from elsa_format._start import pack; pack()"
+INSPECT = f"{import_line('_start')}; _start.inspect()"
+PACK = f"{import_line('_start')}; _start.pack()"
 BIG_ENDIAN = "import runpy, sys; sys.byteorder = 'big'; "
 REFUSED = "elsa_format needs a little-endian machine; this one is big-endian"
 COMMANDS = distribution("elsa-format").entry_points.select(group="console_scripts")
@@ -69,7 +69,7 @@ def test_a_build_without_avx2_says_so(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("without", ["", WITHOUT_C])
 def test_the_version_names_the_kernels(without: str) -> None:
-    script = without + "from elsa_format._cli import main; main(prog_name='elsa')"
+    script = f"{without}{import_line('main')}; main(prog_name='elsa')"
     kernels = "numpy" if without else elsa_format.kernels()
     version = f"elsa {elsa_format.__version__} (kernels: {kernels})\n"
     assert run(script, "--version") == (0, version, "")

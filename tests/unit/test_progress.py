@@ -15,9 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from elsa_format import _progress
-from elsa_format._progress import Bar, clock, progress
+from internals import Bar, _progress, clock, import_line, progress
 
 
 class Clock:
@@ -171,11 +169,11 @@ def test_the_line_follows_the_size_of_the_terminal() -> None:
     os.close(own)
 
 
-SCRIPT = """
+SCRIPT = f"""
 import sys
-from elsa_format import _progress
+{import_line("_progress")}
 _progress.FIRST = _progress.PERIOD = _progress.SURE = 0
-from elsa_format import _start
+{import_line("_start")}
 getattr(_start, sys.argv.pop(1))()
 """
 

@@ -2,7 +2,8 @@
 
 import subprocess
 import sys
-from importlib import import_module
+
+from internals import _errors, import_line
 
 import elsa_format
 
@@ -14,18 +15,17 @@ def test_everything_exported_exists_and_is_sorted() -> None:
 
 
 def test_every_error_is_exported_and_knows_its_exit_code() -> None:
-    errors = import_module("elsa_format._errors")
-    for name, value in vars(errors).items():
+    for name, value in vars(_errors).items():
         if isinstance(value, type) and issubclass(value, elsa_format.ElsaError):
             assert name in elsa_format.__all__
             assert value.exit_code in (1, 2, 3)
             assert value.__doc__
-            assert name in errors.__doc__
+            assert name in _errors.__doc__
 
 
 def test_importing_the_format_imports_nothing_heavy() -> None:
     script = (
-        "import sys, elsa_format._cli.pack; "
+        f"import sys; {import_line('_pack_command')}; "
         "heavy = {'jax', 'flax', 'onnx', 'onnxruntime', 'torch', 'scipy', 'safetensors'}; "
         "print(*sorted(heavy & set(sys.modules)))"
     )

@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-
-from elsa_format._packing.select import FEW, find_thresholds, magnitude_counters
+from internals import FEW, find_thresholds, magnitude_counters
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000, 70_000])

@@ -5,10 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from internals import AtomicFile
 
 import elsa_format
 from elsa_format import ElsaError, LevelSpec
-from elsa_format._output.atomic import AtomicFile
 from elsa_format.plugins import (
     Contents,
     TensorInfo,

@@ -13,18 +13,11 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from internals import _most_kept, main
 from safetensors.numpy import save_file
 
 import elsa_format as elsa
-from elsa_format._cli import main
-from elsa_format.levels import (
-    Pattern,
-    _most_kept,
-    check_levels,
-    kept_count,
-    parse_sparsity,
-    zeros_of,
-)
+from elsa_format.levels import Pattern, check_levels, kept_count, parse_sparsity, zeros_of
 
 
 @pytest.mark.parametrize(

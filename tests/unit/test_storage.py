@@ -13,11 +13,9 @@ import numpy as np
 import pytest
 import windows
 from bits import same_bits
+from internals import FileStorage, _file, fill, import_line
 
 import elsa_format as elsa
-from elsa_format import _file
-from elsa_format._storage import fill
-from elsa_format._storage.local import FileStorage
 
 
 @pytest.fixture(params=["as it is", "without preadv", "Windows"])
@@ -109,7 +107,7 @@ for name in {lacking!r}:
         delattr(os, name)
 for name in ("fcntl", "resource", "termios", "pwd", "grp"):
     sys.modules[name] = None
-from elsa_format._cli import main
+{start}
 main(sys.argv[1:])
 """
 
@@ -120,8 +118,10 @@ def test_commands_start_where_posix_is_missing(
     """From the first import on."""
     np.savez(tmp_path / "w.npz", **network)
 
+    script = WHOLE.format(lacking=windows.LACKING, start=import_line("main"))
+
     def run(*words: object) -> str:
-        command = [sys.executable, "-c", WHOLE.format(lacking=windows.LACKING), *map(str, words)]
+        command = [sys.executable, "-c", script, *map(str, words)]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout

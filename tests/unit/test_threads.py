@@ -10,10 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from internals import Meter, Stopped, _threads, import_line, run, start
 
 import elsa_format as elsa
-from elsa_format import _threads
-from elsa_format._threads import Meter, Stopped, run, start
 
 
 def test_results_come_in_the_order_of_the_items() -> None:
@@ -74,9 +73,10 @@ def test_without_threads_the_caller_does_the_work(monkeypatch: pytest.MonkeyPatc
     assert found == [1]
 
 
-INTERRUPTED = """
+INTERRUPTED = (
+    import_line("_threads")
+    + """
 import dis, signal, sys, threading, time
-from elsa_format import _threads
 
 _threads.CORES = 2
 CHECKED = [dis.opmap[name] for name in ("CALL", "RESUME", "JUMP_BACKWARD") if name in dis.opmap]
@@ -122,6 +122,7 @@ while not at_step(step):
     step += 1
 print(step)
 """
+)
 
 
 def test_ctrl_c_at_any_step_leaves_the_threads_usable() -> None:
@@ -133,15 +134,17 @@ def test_ctrl_c_at_any_step_leaves_the_threads_usable() -> None:
     assert int(done.stdout) > 50
 
 
-ENDED = """
+ENDED = (
+    import_line("_threads")
+    + """
 import hashlib, sys
-from elsa_format import _threads
 
 data = bytes(1 << 22)
 for _ in range(50):
     _threads.start(lambda: hashlib.sha256(data).digest())
 sys.exit(7)
 """
+)
 
 
 def test_the_interpreter_ends_while_threads_are_at_work() -> None:
@@ -149,10 +152,11 @@ def test_the_interpreter_ends_while_threads_are_at_work() -> None:
     assert (done.returncode, done.stderr) == (7, b"")
 
 
-FORK = """
+FORK = f"""
+{import_line("_file")}
+{import_line("_threads")}
 import os, signal, sys
 import elsa_format as elsa
-from elsa_format import _file, _threads
 
 _threads.CORES = _file.CORES = 2
 _file.PARALLEL_FROM = 0
