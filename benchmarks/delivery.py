@@ -192,5 +192,5 @@ def ship_peak(files: Files) -> Peak:
 @row("peak memory of the whole file back", "64 MiB", target="≤ 1 ×")
 def whole_peak(files: Files) -> Peak:
     """Imports included."""
-    program = "import sys, elsa_format as e; e.open_delivery(sys.argv[1]).whole('/dev/null')"
+    program = "import sys, elsa_format as e; e.extract(sys.argv[1], '/dev/null', restore=True)"
     return Peak(program, (shipped(files, files.elsa()),), files.size, 64 * MIB)

@@ -18,20 +18,18 @@ TYPE_CHECKING = False  # as in typing, which would have to be imported
 if TYPE_CHECKING:
     from elsa_format._container.header import TensorInfo
     from elsa_format._counters import embed_counters, mask_level, read_counters
-    from elsa_format._delivery.reader import Delivery, open_delivery
+    from elsa_format._deprecated import Delivery, open_delivery
     from elsa_format._digest import level_digest
     from elsa_format._errors import *
     from elsa_format._extract import extract
     from elsa_format._fetch import FetchReport, fetch
-    from elsa_format._file import File, open
+    from elsa_format._file import File, load_level, open, stream
     from elsa_format._kernels import kernels
     from elsa_format._layouts import Bitmask, Csr
-    from elsa_format._level_file import load_level
     from elsa_format._packing.checkpoint import Checkpoint
     from elsa_format._packing.pack import PackReport, pack
     from elsa_format._profile import Level, Profile
     from elsa_format._ship import ShipReport, ship
-    from elsa_format._stream import stream
     from elsa_format._verify import Report, verify
     from elsa_format._writer import LevelSpec, write
 
@@ -116,7 +114,7 @@ _HOMES = {
     "Bitmask": "_layouts",
     "Checkpoint": "_packing.checkpoint",
     "Csr": "_layouts",
-    "Delivery": "_delivery.reader",
+    "Delivery": "_deprecated",
     "FetchReport": "_fetch",
     "File": "_file",
     "Level": "_profile",
@@ -131,14 +129,14 @@ _HOMES = {
     "fetch": "_fetch",
     "kernels": "_kernels",
     "level_digest": "_digest",
-    "load_level": "_level_file",
+    "load_level": "_file",
     "mask_level": "_counters",
     "open": "_file",
-    "open_delivery": "_delivery.reader",
+    "open_delivery": "_deprecated",
     "pack": "_packing.pack",
     "read_counters": "_counters",
     "ship": "_ship",
-    "stream": "_stream",
+    "stream": "_file",
     "verify": "_verify",
     "write": "_writer",
 }

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
+from warnings import warn
 
 from elsa_format import _level_document
 from elsa_format._choose import check_layout, choose_level
@@ -36,13 +37,14 @@ def extract(
     max_size: int | None = None,
     layout: Layout = "dense",
     keep_levels: bool = False,
-    whole: bool = False,
+    restore: bool = False,
     verify: bool = True,
     max_shard_size: int | None = None,
     jobs: int = 1,
     max_bytes: int | None = None,
     force: bool = False,
     progress: Progress = no_progress,
+    whole: bool | None = None,
 ) -> LevelNumber:
     """Write one level of an ELSA file as a checkpoint of its own; returns which.
 
@@ -55,8 +57,8 @@ def extract(
     more than `max_bytes` is refused. Checksums are compared unless `verify` is
     false, and on any error a target that is a file, here or in a store, is left as it was.
 
-    With `whole`, the ELSA file of which a delivery file was made comes back byte for byte, and it
-    returns "dense".
+    With `restore` (`whole` in earlier releases), the ELSA file of which a delivery file was made
+    comes back byte for byte, and it returns "dense".
 
     A model directory gives a directory, unless the target ends in `.safetensors`: config and
     tokenizer are copied, and a sparse layout is told by the weights' name, such as
@@ -73,12 +75,17 @@ def extract(
     target = in_directory(source, target, variant=variant, sharded=sharded)
     check_shard_size(target, max_shard_size)
     jobs = whole_number("jobs", jobs, low=1)
-    if whole:
+    if whole is not None:
+        warn("whole= is now restore=", DeprecationWarning, stacklevel=2)
+        restore = whole
+    if restore:
         if any(wish is not None for wish in (level, sparsity, max_size, max_shard_size)):
-            raise TypeError("whole goes with no level, sparsity, max_size or max_shard_size")
+            raise TypeError("restore goes with no level, sparsity, max_size or max_shard_size")
         if keep_levels or layout != "dense":
-            raise TypeError("whole goes with the dense layout, and without keep_levels")
-        return _whole(source, target, max_bytes=max_bytes, force=force, progress=progress)
+            raise TypeError("restore goes with the dense layout, and without keep_levels")
+        with open_network(source, along=True, max_bytes=max_bytes) as network:
+            restore_files(network, target, force=force, progress=progress)
+        return "dense"
     if keep_levels and (layout != "dense" or max_size is not None):
         raise TypeError("keep_levels goes with the dense layout, and with level or sparsity")
     with open_network(source, along=True, max_bytes=max_bytes) as network:
@@ -103,25 +110,27 @@ def extract(
         return number
 
 
-def _whole(
-    source: Source, target: Target, *, max_bytes: int | None, force: bool, progress: Progress
-) -> LevelNumber:
-    """Write the file, or the shards, that delivery files were made of."""
-    with open_network(source, along=True, max_bytes=max_bytes) as network:
-        files = network.files
-        if network not in files and not is_index(target):
-            raise InvalidOption("the whole of an index is an index")
-        headers, restored = [file.header for file in files], [file.restored() for file in files]
-        meter = Meter(progress, sum(header.data_start + header.data_size for header in headers))
-        in_order = len(files) == 1
-        with open_destination(target, len(files), force=force, in_order=in_order) as destination:
-            for blocks, output in zip(restored, destination.outputs, strict=True):
-                for position, block in blocks:
-                    output.write_at(position, block)
-                    meter.tick(memoryview(block).nbytes)
-            tensors = [header.tensors.values() for header in headers]
-            destination.commit(tensors, network.about, progress)
-    return "dense"
+def restore_files(network: Network, target: Target, *, force: bool, progress: Progress) -> None:
+    """Write the file, or the shards, that delivery files were made of, byte for byte."""
+    files = network.files
+    if network not in files and not is_index(target):
+        raise InvalidOption("the original of an index is an index")
+    starts = [file.original_start for file in files]
+    network.need("dense")
+    meter = Meter(progress, network.header.data_size)
+    in_order = len(files) == 1
+    with open_destination(target, len(files), force=force, in_order=in_order) as destination:
+        for file, start, output in zip(files, starts, destination.outputs, strict=True):
+            position = len(start)
+            output.write_at(0, start)
+            with LevelReader(file, tick=meter.tick) as reader:
+                for info in file.header.tensors.values():
+                    for block in reader.blocks(info):
+                        output.write_at(position, block)
+                        position += block.size
+                reader.finish()
+        tensors = [file.header.tensors.values() for file in files]
+        destination.commit(tensors, network.about, progress)
 
 
 @dataclass(frozen=True)

@@ -1,26 +1,30 @@
-"""Open an ELSA file and read what is asked for, no more (spec §2.2)."""
+"""Open a network and read what is asked for, no more (spec §2.2)."""
 
-from collections.abc import Mapping
+from _thread import allocate_lock
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal, overload
 
 import numpy as np
 from numpy.typing import NDArray
+from xxhash import xxh3_64
 
+from elsa_format import _kernels
 from elsa_format._choose import check_layout, choose_level
 from elsa_format._closing import Closing
 from elsa_format._container.arrays import check_out
 from elsa_format._container.header import TensorInfo
-from elsa_format._errors import NoSuchTensor
+from elsa_format._errors import InvalidOption, NoSuchTensor
 from elsa_format._layouts import FORMS, Bitmask, Csr, Layout, Nested
 from elsa_format._level_header import LevelSizes, level_tensors
-from elsa_format._level_reader import LevelReader, Proof, counted, prove
+from elsa_format._level_reader import LevelReader, Proof, compare_checksum, counted, prove
 from elsa_format._memory import Arena
-from elsa_format._network import Network, Step, open_network
+from elsa_format._network import Network, Step, open_level, open_network
+from elsa_format._network.base import NestedArrays
 from elsa_format._profile import Level, LevelLike, LevelNumber, Profile
 from elsa_format._storage import Source
-from elsa_format._threads import CORES, run
+from elsa_format._threads import CORES, Renewed, run
 from elsa_format.levels import Sparsity
 
 Tensor = NDArray[Any] | Bitmask | Csr
@@ -30,9 +34,15 @@ PARALLEL_FROM = 32 << 20
 
 
 def open(source: Source, *, verify: bool = True, max_bytes: int | None = None) -> "File":
-    """Open an ELSA file, a level file, a shard index or a URL of these; only headers are read.
+    """Open an ELSA file, a level file, a delivery file, or a shard index of these.
 
-    A header, or tensors, of more than `max_bytes` are refused before there is memory for them.
+    Only headers are read. Of a delivery file the first bytes will do: the levels they hold can be
+    loaded. Of a pipe, or a URL, no more is read than the requested levels need.
+
+    Args:
+        source: A path, a URL, a model directory or a binary stream.
+        verify: Compare checksums.
+        max_bytes: Refuse headers, or tensors as dense arrays, that take more than this.
 
     >>> with open("net.safetensors") as file:
     ...     weights = file.load(level=2)
@@ -42,8 +52,8 @@ def open(source: Source, *, verify: bool = True, max_bytes: int | None = None) -
     return File(source, verify=verify, max_bytes=max_bytes)
 
 
-class File(Closing):
-    """An open ELSA file, or the shards of one: header questions at once, tensors on request.
+class File(Closing, Renewed):
+    """An open network: header questions at once, tensors on request.
 
     >>> file = open("net.safetensors")
     >>> file
@@ -62,6 +72,12 @@ class File(Closing):
         """What the file is made of, for those who read it their own way."""
         self.path = self.network.name
         self._verify, self._proven = verify, False
+        self._loaded: _Loaded | None = None
+        super().__init__()
+
+    def renew(self) -> None:
+        """Be unlocked."""
+        self._loading = allocate_lock()
 
     @property
     def profile(self) -> Profile:
@@ -77,6 +93,21 @@ class File(Closing):
     def levels(self) -> tuple[Level, ...]:
         """The nested networks, sparsest first; level t is `levels[t - 1]`."""
         return self.profile.levels
+
+    @property
+    def available(self) -> tuple[LevelNumber, ...]:
+        """The levels that can be read: of a delivery file, those that were downloaded.
+
+        >>> with open("net.ship.safetensors") as file:
+        ...     file.available
+        (1, 2, 3, 'dense')
+        """
+        return tuple(self.network.available)
+
+    @property
+    def downloads(self) -> Mapping[LevelNumber, int]:
+        """How many of the first bytes of a delivery file each level needs; of others nothing."""
+        return dict(self.network.downloads)
 
     @property
     def nested(self) -> Mapping[str, tuple[int, ...]]:
@@ -208,6 +239,9 @@ class File(Closing):
     def load(self, level: LevelLike = "dense", layout: Layout = "dense") -> Mapping[str, Any]:
         """All tensors of a level; in a sparse layout, nested ones are `Bitmask` or `Csr`.
 
+        Dense arrays of a delivery file are kept for `upgrade`, which changes them, until another
+        level is loaded or the file is closed.
+
         >>> with open("net.safetensors") as file:
         ...     level = file.load(2, layout="csr")
         >>> level["layer"].matrix_shape, level["layer"].data.size, level["bias"].shape
@@ -217,8 +251,11 @@ class File(Closing):
         check_layout(self.network, number, layout)
         network = self.network if layout == "dense" else self._counted
         loaded: dict[str, Any] = dict.fromkeys(network.tensors)
+        self._loaded = None  # gives its memory back
+        if layout == "dense" and (decoded := _decode(network, number)):
+            self._loaded = _Loaded(network, number, loaded, decoded)
         placed = level_tensors(network, number, layout).values()
-        arena = Arena(sum(info.nbytes for info in placed))
+        arena = Arena(sum(info.nbytes for info in placed if loaded.get(info.name) is None))
 
         def load_one(step: Step, reader: LevelReader) -> None:
             info, name = step.info, str(step.name)
@@ -234,7 +271,7 @@ class File(Closing):
             with LevelReader(network, number, only=only, verify=verify, proof=proof) as reader:
                 load_one(step, reader)
 
-        steps = [step for step in network.steps(number) if step.name is not None]
+        steps = [s for s in network.steps(number) if s.name and loaded[s.name] is None]
         if network.high_latency or self.data_size < PARALLEL_FROM:
             # One request for all of the data is cheaper than one for each tensor.
             with LevelReader(network, number, verify=self._verify, proof=proof) as reader:
@@ -247,6 +284,47 @@ class File(Closing):
             proof.finish()
         return loaded
 
+    def upgrade(self, level: LevelLike) -> Mapping[str, NDArray[Any]]:
+        """Make what was loaded from a delivery file a denser level, in the arrays that it is in.
+
+        Only the difference is read. Of two upgrades at once the second waits for the first. If one
+        fails, the arrays are of no use any more: load them again.
+
+        >>> with open("net.ship.safetensors") as file:
+        ...     weights = file.load(1)
+        ...     file.upgrade(2) is weights
+        True
+        """
+        number = self.network.level_number(level)
+        with self._loading:
+            loaded = self._loaded
+            if loaded is None:
+                raise InvalidOption(
+                    f"{self.path}: no level is loaded that could be upgraded; only the dense "
+                    "arrays of a delivery file can be"
+                )
+            if loaded.level == "dense" or (number != "dense" and number < loaded.level):
+                if number != loaded.level:
+                    raise InvalidOption(
+                        f"{self.path}: level {loaded.level} is loaded, "
+                        f"and {level!r} is not above it"
+                    )
+                return loaded.arrays
+            self.network.need(number)
+            self._loaded = None
+            loaded.upgrade(number)
+            self._loaded = loaded
+        return loaded.arrays
+
+    def stream(self, level: LevelLike = "dense") -> Iterator[tuple[str, NDArray[Any]]]:
+        """The tensors of a level one after the other, in the order in which they are stored.
+
+        >>> with open("net.ship.safetensors") as file:
+        ...     [name for name, array in file.stream(1)]
+        ['layer', 'bias']
+        """
+        return _stream(self.network, level, verify=self._verify)
+
     def _step(self, name: str, level: LevelNumber) -> Step:
         if name not in self.network.tensors:
             raise NoSuchTensor.of(self.path, "no tensor", name, self.network.tensors)
@@ -255,11 +333,56 @@ class File(Closing):
 
     def close(self) -> None:
         """Close the file."""
+        self._loaded = None
         self.network.close()
 
     def __repr__(self) -> str:
         names = ", ".join(level.name for level in self.levels)
         return f"<elsa_format.File {self.path!r}: levels {names}; {len(self.tensors)} tensors>"
+
+
+class _Loaded:
+    """A level of delivery files as arrays that grow."""
+
+    def __init__(
+        self,
+        network: Network,
+        level: LevelNumber,
+        arrays: dict[str, NDArray[Any]],
+        decoded: list[NestedArrays],
+    ) -> None:
+        self.network, self.level, self.arrays, self._decoded = network, level, arrays, decoded
+        for nested in decoded:
+            arrays |= nested.arrays
+        self._check()
+
+    def upgrade(self, level: LevelNumber) -> None:
+        """Add what a denser level keeps, and replace what it has of its own."""
+        for nested in self._decoded:
+            nested.upgrade(level, CORES)
+        self.level = level
+        with LevelReader(self.network, level) as reader:
+            for step in self.network.steps(level):
+                if step.name in self.network.profile.varying:
+                    reader.array(step, self.arrays[step.name].reshape(-1).view(np.uint8))
+        self._check()
+
+    def _check(self) -> None:
+        """Compare counts, and checksums of the dense network: payloads have their own."""
+        network, profile = self.network, self.network.profile
+        levels = len(profile.levels) if self.level == "dense" else self.level
+        for name in (name for nested in self._decoded for name in nested.arrays):
+            info, words = network.header.tensors[name], self.arrays[name].reshape(-1)
+            counts = _kernels.count(words.view(info.dtype.words), profile.bits)
+            profile.check_counts(name, counts.tolist(), network.name, levels)
+            if stated := network.checksum(name, self.level):
+                compare_checksum(network.name, info, xxh3_64(words.view(np.uint8).data), stated)
+
+
+def _decode(network: Network, level: LevelNumber) -> list[NestedArrays]:
+    """The nested tensors of all files, if they can be had together."""
+    network.need(level)
+    return [nested for file in network.files if (nested := file.decode(level, CORES))]
 
 
 def _load_sparse(reader: LevelReader, nested: Nested, layout: Layout, arena: Arena) -> Any:
@@ -277,3 +400,54 @@ def _load_sparse(reader: LevelReader, nested: Nested, layout: Layout, arena: Are
         encoder.encode(block.view(info.dtype.words))
     encoder.finish()
     return form.loaded(list(parts.values()), info.shape)
+
+
+def stream(
+    source: Source,
+    *,
+    level: LevelLike = "dense",
+    verify: bool = True,
+    max_bytes: int | None = None,
+) -> Iterator[tuple[str, NDArray[Any]]]:
+    """The tensors of a level as they arrive, one array at a time, from a source that need not seek.
+
+    A network of more than `max_bytes` is refused from the header alone.
+
+    >>> for name, array in stream("net.safetensors", level=2):
+    ...     print(name, array.shape)
+    layer (100, 100)
+    bias (100,)
+    """
+    with open_network(source, along=True, max_bytes=max_bytes) as network:
+        yield from _stream(network, level, verify=verify)
+
+
+def _stream(
+    network: Network, level: LevelLike, *, verify: bool
+) -> Iterator[tuple[str, NDArray[Any]]]:
+    number = network.level_number(level)
+    with LevelReader(network, number, verify=verify) as reader:
+        for step in network.steps(number):
+            if step.name is None:
+                reader.skip(step.info)
+            else:
+                yield step.name, reader.array(step)
+        reader.finish()
+
+
+def load_level(
+    source: Source, *, verify: bool = True, max_bytes: int | None = None
+) -> dict[str, NDArray[Any]]:
+    """A level that `extract` wrote, in whatever layout, as dense arrays; its digest is verified.
+
+    A level of more than `max_bytes` is refused from the header alone: few bytes in a sparse layout
+    may stand for many.
+
+    >>> from elsa_format import extract
+    >>> level = extract("net.safetensors", "level3.safetensors", level=3, layout="bitmask")
+    >>> layer = load_level("level3.safetensors")["layer"]
+    >>> layer.tobytes() == open("net.safetensors").tensor("layer", level).tobytes()
+    True
+    """
+    with open_level(source, along=True, max_bytes=max_bytes) as network:
+        return dict(_stream(network, network.available[0], verify=verify))

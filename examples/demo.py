@@ -67,7 +67,7 @@ def main() -> None:
             wish = f"--level {level}" if level == 1 else f"--upgrade {level}"
             said = shell(f"elsa-fetch {url}/{SHIPPED.name} {wish} -o {DEVICE} --json")
             took[level] = json.loads(said)["fetched"]
-            with elsa_format.open_delivery(DEVICE) as delivery:
+            with elsa_format.open(DEVICE) as delivery:
                 networks[level] = delivery.load(level)
     print("  or streams it, from any source, in constant memory:")
     shell(f"cat {NET} | elsa-extract - --level 1 --layout bitmask -o {LEVEL_1}")
@@ -103,7 +103,7 @@ def main() -> None:
         f"All equal. {time.monotonic() - started:.0f} seconds; the files are in {OUT}/. Try next:"
     )
     print(f"  open {OUT}/report.html in a browser")
-    print(f"  {bin_folder()}/elsa-extract {DEVICE} --whole -o whole.safetensors")
+    print(f"  {bin_folder()}/elsa-extract {DEVICE} --restore -o whole.safetensors")
     print(f"  {bin_folder()}/elsa-pack YOUR.safetensors --sparsities 95,90,80 -o yours.safetensors")
 
 

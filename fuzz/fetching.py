@@ -159,9 +159,9 @@ def _check_success(out: Path, report: elsa.FetchReport, after: bytes) -> None:
     if report.size != len(after):
         raise AssertionError(f"a report of {report.size} bytes, there are {len(after)}")
     with elsa.open_delivery(out) as delivery:
-        if delivery.there != report.available:
-            raise AssertionError(f"{delivery.there} is there, {report.available} was reported")
-        if valid_length(after) < delivery.sizes[report.level]:
+        if delivery.available[-1] != report.available:
+            raise AssertionError(f"{delivery.available}, but {report.available} was reported")
+        if valid_length(after) < delivery.downloads[report.level]:
             raise AssertionError("the level is not valid")
 
 

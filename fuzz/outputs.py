@@ -101,7 +101,7 @@ def deliver(path: str) -> None:
     if not os.path.exists(shipped):
         return
     run(["elsa-inspect", shipped, "--json"])
-    run(["elsa-extract", shipped, "--whole", "-o", f"{OUT}/whole{''.join(Path(path).suffixes)}"])
+    run(["elsa-extract", shipped, "--restore", "-o", f"{OUT}/whole{''.join(Path(path).suffixes)}"])
     for wish in (["--level", "1"], ["--upgrade", "dense"]):
         run(["elsa-fetch", shipped, *wish, "-o", f"first-{shipped}"])
         run(["elsa-verify", f"first-{shipped}"])

@@ -153,7 +153,7 @@ def commands(folder: Path) -> dict[str, Command]:
         "extract shards": Command(("extract", str(index), "-l1", "-o", "o.index.json", "-j", "3")),
         "extract pipe": Command(("extract", "-", "-l", "1", "-o", "out.safetensors"), net),
         "extract level": Command(("extract", str(level), "-o", "out.safetensors")),
-        "extract whole": Command(("extract", str(shipped), "--whole", "-o", "out.safetensors")),
+        "extract whole": Command(("extract", str(shipped), "--restore", "-o", "out.safetensors")),
         "ship": Command(("ship", str(net), "-o", "out.ship.safetensors", "-j", "2")),
         "ship parts": Command(("ship", str(net), "--split", "-o", "out.ship.safetensors")),
         "verify": Command(("verify", str(net))),

@@ -20,7 +20,13 @@ from elsa_format._layouts import LAYOUTS
     help="How to store nested tensors.",
 )
 @click.option("--keep-levels", is_flag=True, help="Stay an ELSA file with levels 1 to LEVEL.")
-@click.option("--whole", is_flag=True, help="Of a delivery file: the ELSA file it was made of.")
+@click.option(
+    "--restore",
+    "--whole",  # its name in earlier releases
+    "restore",
+    is_flag=True,
+    help="Restore the ELSA file of which a delivery file was made.",
+)
 @cli.shard_size_option
 @cli.JOBS
 @cli.MAX_BYTES
@@ -48,14 +54,14 @@ def command(
     cat net.safetensors | elsa-extract - --level 1 -o - > level1.safetensors
     elsa-extract s3://bucket/net.safetensors --level 1 -o s3://bucket/level1.safetensors
     elsa-extract small.safetensors --layout dense -o level3.safetensors
-    elsa-extract net.ship.safetensors --whole -o net.safetensors
+    elsa-extract net.ship.safetensors --restore -o net.safetensors
     """
     cli.one_level(options)
     names = ("level", "sparsity", "max_size", "max_shard_size")
     wishes = [name for name in names if options[name] is not None]
-    if options["whole"] and (wishes or options["keep_levels"] or options["layout"] != "dense"):
+    if options["restore"] and (wishes or options["keep_levels"] or options["layout"] != "dense"):
         raise click.UsageError(
-            "--whole is the network as it was; it takes no level, layout or shard size."
+            "--restore gives the network as it was; it takes no level, layout or shard size."
         )
     cli.check_shards(source, target, options["max_shard_size"])
     if options["keep_levels"] and (options["layout"] != "dense" or options["max_size"] is not None):
@@ -72,8 +78,8 @@ def command(
     kept = options["keep_levels"]
     name = cli.shown(target)
     summary = f"{name}: levels 1 to {level}" if kept else f"{name}: level {level}"
-    if options["whole"]:
-        kept, summary = True, f"{name}: the whole network"
+    if options["restore"]:
+        kept, summary = True, f"{name}: restored"
     summary += "" if size is None else f", {cli.show_size(size)}"
     summary += "" if kept else f" as {options['layout']}"
     cli.report(

@@ -9,15 +9,15 @@ from contextlib import closing
 import xxhash
 
 from elsa_format import _profile
-from elsa_format._container.header import LENGTH_BYTES, Header, Readable, read_header
+from elsa_format._container.header import LENGTH_BYTES, Header, Readable
 from elsa_format._container.header import parse as parse_header
 from elsa_format._delivery import document as _document
 from elsa_format._delivery.payloads import Payloads, read_at
 from elsa_format._delivery.sequences import Plan
 from elsa_format._errors import ChecksumMismatch, Incomplete, InvalidDelivery
 from elsa_format._options import Limit
-from elsa_format._profile import Profile
-from elsa_format._storage import Reader, Source, Storage, open_storage
+from elsa_format._profile import LevelNumber, Profile
+from elsa_format._storage import Reader, Storage
 from elsa_format._storage.base import Window
 from elsa_format._storage.local import PipeStorage, StreamStorage
 
@@ -97,23 +97,11 @@ class _Front:
         return data
 
 
-def open_bytes(source: Source) -> Storage:
-    """Bytes that can be read anywhere, whatever the source is."""
-    storage = open_storage(source)
-    if isinstance(storage, PipeStorage) or storage.high_latency:
-        return Growing(storage)
-    return storage
-
-
 class Prefix:
     """A delivery file, or its first bytes; what has been checked is of lines 1 to 8 of §10."""
 
-    def __init__(
-        self, storage: Storage, header: Header | None = None, limit: Limit | None = None
-    ) -> None:
-        limit = limit or Limit()
+    def __init__(self, storage: Storage, header: Header, limit: Limit) -> None:
         self.storage, self.name = storage, storage.name
-        header = header or read_header(storage.front(), self.name, limit)
         self.document = _document.parse(header, self.name)
         ends = self.document.ends
         self.document.check_end(storage.size, self.name)
@@ -168,6 +156,10 @@ class Prefix:
         size = self.storage.size
         return self.document.parts_in(self._length(sys.maxsize) if size is None else size)
 
+    def part(self, level: LevelNumber) -> int:
+        """The last part that a level needs."""
+        return self.levels + 1 if level == "dense" else level
+
     def end(self, part: int) -> int:
         """Where a part ends in the file: how many bytes its level needs."""
         return self.document.ends[part + 1]
@@ -208,13 +200,3 @@ class Prefix:
     def close(self) -> None:
         """Close the file."""
         self.storage.close()
-
-
-def open_prefix(source: Source, limit: Limit) -> Prefix:
-    """What there is of a delivery file at a path or URL, or in a stream."""
-    storage = open_bytes(source)
-    try:
-        return Prefix(storage, limit=limit)
-    except BaseException:
-        storage.close()
-        raise

@@ -5,10 +5,12 @@ for tensors, never for byte positions.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, Self
+from typing import Any, Literal, Protocol, Self
+
+from numpy.typing import NDArray
 
 from elsa_format._closing import Closing
 from elsa_format._container.header import DOCUMENTS, RESERVED, Header, TensorInfo
@@ -45,6 +47,19 @@ class TensorBytes(Closing, ABC):
 
     def finish(self) -> None:
         """Raise TrailingData if bytes follow the last tensor."""
+
+
+class NestedArrays(Protocol):
+    """Nested tensors as arrays that can be made those of a denser level."""
+
+    @property
+    def arrays(self) -> Mapping[str, NDArray[Any]]:
+        """By name; those without elements need not be among them."""
+        ...
+
+    def upgrade(self, level: LevelNumber, jobs: int) -> None:
+        """Add what a denser level keeps."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,9 +101,14 @@ class Network(Closing, ABC):
         """The same, with bytes that can be read more than once."""
         return self
 
-    def restored(self) -> Iterator[tuple[int, Any]]:
-        """The ELSA file of which a delivery file was made, in order: positions, and the bytes."""
-        raise InvalidOption(f"{self.name}: is not a delivery file, which alone has a whole")
+    @property
+    def original_start(self) -> bytes:
+        """Of a delivery file: what comes before the tensors in the ELSA file it was made of."""
+        raise InvalidOption(f"{self.name}: is not a delivery file, which alone can be restored")
+
+    def decode(self, level: LevelNumber, jobs: int) -> "NestedArrays | None":
+        """Nested tensors of a level that grow in place, where these are quicker made together."""
+        return None
 
     # --- Tensors ---------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """A delivery file, or the first bytes of one, as the network it holds."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from elsa_format._container.header import Header, TensorInfo
 from elsa_format._delivery.prefix import Growing, Prefix
-from elsa_format._delivery.reader import Delivery
+from elsa_format._delivery.reader import Delivery, NestedArrays
 from elsa_format._network.base import Kind, Network, TensorBytes
 from elsa_format._options import Limit
 from elsa_format._profile import LevelNumber
@@ -32,19 +32,24 @@ class DeliveryNetwork(Network):
         return True  # blocks hold several tensors, so these are read one after the other
 
     def open(self, level: LevelNumber = "dense", only: TensorInfo | None = None) -> TensorBytes:
-        last = self._part(level)
+        last = self.delivery.prefix.part(level)
         self.delivery.prefix.check_indexes(last)
         return _DeliveredBytes(self.delivery, last, alone=only is not None)
 
     def need(self, level: LevelNumber) -> None:
-        self.delivery.prefix.need(self._part(level))
+        self.delivery.prefix.need(self.delivery.prefix.part(level))
 
     def check_unchanged(self) -> None:
         self.delivery.finish()
 
-    def restored(self) -> Iterator[tuple[int, Any]]:
-        yield from self.delivery.whole_blocks()
-        self.delivery.finish()
+    @property
+    def original_start(self) -> bytes:
+        return self.delivery.prefix.head
+
+    def decode(self, level: LevelNumber, jobs: int) -> NestedArrays:
+        part = self.delivery.prefix.part(level)
+        self.delivery.prefix.check_indexes(part)
+        return NestedArrays(self.delivery, part, jobs)
 
     @property
     def available(self) -> Sequence[LevelNumber]:
@@ -52,7 +57,8 @@ class DeliveryNetwork(Network):
 
     @property
     def downloads(self) -> Mapping[LevelNumber, int]:
-        return self.delivery.sizes
+        end = self.delivery.prefix.end
+        return {level: end(self.delivery.prefix.part(level)) for level in super().available}
 
     @property
     def file_size(self) -> int:
@@ -62,10 +68,7 @@ class DeliveryNetwork(Network):
 
     def holds(self, stored: str, level: LevelNumber) -> bool:
         place = self.delivery.prefix.plan.places.get(stored)
-        return place is None or place.part <= self._part(level)
-
-    def _part(self, level: LevelNumber) -> int:
-        return len(self.profile.levels) + 1 if level == "dense" else level
+        return place is None or place.part <= self.delivery.prefix.part(level)
 
     def checksum(self, stored: str, level: LevelNumber) -> str | None:
         partial = level != "dense" and stored in self.profile.nested
@@ -80,8 +83,8 @@ def delivery_network(storage: Storage, header: Header, limit: Limit) -> Delivery
     """The network in a delivery file whose header was read."""
     if isinstance(storage, PipeStorage) or storage.high_latency:
         storage = Growing(storage, header.data_start)
-    delivery = Delivery(Prefix(storage, header, limit))
-    return DeliveryNetwork(delivery.path, delivery.header, delivery.profile, delivery=delivery)
+    prefix = Prefix(storage, header, limit)
+    return DeliveryNetwork(prefix.name, prefix.header, prefix.profile, delivery=Delivery(prefix))
 
 
 class _DeliveredBytes(TensorBytes):

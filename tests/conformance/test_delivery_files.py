@@ -6,13 +6,14 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from vector_files import COMMITTED, Vector, each
 
 import elsa_format
-from elsa_format import ElsaError, verify
+from elsa_format import ElsaError, extract, verify
 
 EXAMPLE = COMMITTED / "valid" / "delivery" / "example.ship.safetensors"
 
@@ -31,11 +32,15 @@ def of_whole(vector: Vector) -> bool:
     return "ends" in vector
 
 
+def prefix_of(file: elsa_format.File) -> Any:
+    """What was read of a delivery file."""
+    return file.network.delivery.prefix
+
+
 def whole(source: Path | io.BytesIO) -> bytes:
     """The ELSA file back."""
     out = io.BytesIO()
-    with elsa_format.open_delivery(source) as delivery:
-        delivery.whole(out)
+    extract(source, out, restore=True)
     return out.getvalue()
 
 
@@ -60,7 +65,7 @@ def test_each_level_from_its_own_bytes(vector: Vector) -> None:
         t = int(level)
         with elsa_format.open_delivery(io.BytesIO(raw[: ends[t + 1]])) as delivery:
             parts = sum(end <= ends[t + 1] for end in ends[2:])  # one may have no bytes
-            assert delivery.there == ("dense" if parts > vector["levels"] else parts)
+            assert len(delivery.available) == parts
             nested = delivery.profile.nested
             assert elsa_format.level_digest(delivery.load(t), nested) == wanted
             streamed = dict(delivery.stream(t))
@@ -87,7 +92,7 @@ def test_writer_gives_the_parts(vector: Vector, tmp_path: Path) -> None:
         elsa_format.open_delivery(target) as one,
         elsa_format.open_delivery(vector.path) as other,
     ):
-        starts = (one.prefix.document.ends[1], other.prefix.document.ends[1])
+        starts = [prefix_of(file).document.ends[1] for file in (one, other)]
     assert made[starts[0] :] == wanted[starts[1] :]
 
 
@@ -133,7 +138,7 @@ def test_every_cut_of_a_file() -> None:
     """The complete parts load, and nothing else does (ELSA-D-040, ELSA-D-041)."""
     raw = EXAMPLE.read_bytes()
     with elsa_format.open_delivery(EXAMPLE) as delivery:
-        ends = delivery.prefix.document.ends
+        ends = prefix_of(delivery).document.ends
         levels = {t: {n: a.copy() for n, a in delivery.load(t).items()} for t in (1, 2, "dense")}
     for length in range(len(raw) + 1):
         source = io.BytesIO(raw[:length])
@@ -143,7 +148,7 @@ def test_every_cut_of_a_file() -> None:
             continue
         with elsa_format.open_delivery(source) as delivery:
             there = sum(end <= length for end in ends[2:])
-            assert delivery.there == {0: None, 3: "dense"}.get(there, there)
+            assert delivery.available == (1, 2, "dense")[:there]
             for part, (level, arrays) in enumerate(levels.items(), 1):
                 if part > there:
                     assert error_of(lambda: delivery.load(level)) == "Incomplete"  # noqa: B023
@@ -158,7 +163,7 @@ def test_every_cut_of_a_pipe() -> None:
     """The same from a stream that cannot seek, of which no more is read than a level needs."""
     raw = EXAMPLE.read_bytes()
     with elsa_format.open_delivery(EXAMPLE) as delivery:
-        ends = delivery.prefix.document.ends
+        ends = prefix_of(delivery).document.ends
 
     class Pipe(io.BytesIO):
         def seekable(self) -> bool:
@@ -173,8 +178,8 @@ def test_every_cut_of_a_pipe() -> None:
         assert pipe.tell() == ends[2]
         delivery.upgrade(2)
         assert pipe.tell() == ends[3]
-    with elsa_format.open_delivery(Pipe(raw + b"x")) as delivery:
-        assert error_of(lambda: delivery.whole(io.BytesIO())) == "TrailingData"
+    longer = Pipe(raw + b"x")
+    assert error_of(lambda: extract(longer, io.BytesIO(), restore=True)) == "TrailingData"
 
 
 def test_every_byte_changed(tmp_path: Path) -> None:
@@ -195,9 +200,10 @@ def test_payloads_changed_with_their_checksums(case: str) -> None:
     raw = (COMMITTED / "valid" / "delivery" / f"{case}.ship.safetensors").read_bytes()
     choose, verdicts = random.Random(1), Counter[str | None]()
     with elsa_format.open_delivery(io.BytesIO(raw)) as delivery:
-        document, parts = delivery.prefix.document, delivery.prefix.parts
-        seed = xxhash.xxh3_64_intdigest(delivery.prefix.head)
-        indexes = [delivery.prefix.payloads(part) for part in range(1, parts + 1)]
+        prefix = prefix_of(delivery)
+        document, parts = prefix.document, prefix.parts
+        seed = xxhash.xxh3_64_intdigest(prefix.head)
+        indexes = [prefix.payloads(part) for part in range(1, parts + 1)]
     for part, payloads in enumerate(indexes, 1):
         for number in range(payloads.count):
             position, size = _payload(raw, document.ends[part], payloads.count, number)

@@ -109,7 +109,7 @@ def test_base(wheel: Path, machine: Machine) -> None:
     machine.run("elsa-verify", example)
     machine.run("elsa-extract", example, "--level", "1", "-o", "level.safetensors")
     machine.run("elsa-ship", example, "-o", "net.ship.safetensors")
-    machine.run("elsa-extract", "net.ship.safetensors", "--whole", "-o", "net.safetensors")
+    machine.run("elsa-extract", "net.ship.safetensors", "--restore", "-o", "net.safetensors")
     assert (machine.folder / "net.safetensors").read_bytes() == example.read_bytes()
 
     for name in ("spec", "tests"):

@@ -56,7 +56,7 @@ def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
 def cut(folder: Path, level: Any, tmp_path: Path) -> Path:
     """The first bytes, just those of a level."""
     with elsa.open_delivery(folder / "net.ship.safetensors") as delivery:
-        size = delivery.sizes[level]
+        size = delivery.downloads[level]
     path = tmp_path / "cut.ship.safetensors"
     path.write_bytes((folder / "net.ship.safetensors").read_bytes()[:size])
     return path
@@ -119,7 +119,7 @@ def test_shards_of_which_one_has_less(folder: Path, tmp_path: Path) -> None:
     index = shutil.copy(folder / "m.ship.safetensors.index.json", tmp_path)
     last = sorted(tmp_path.glob("m-*"))[-1]
     with elsa.open_delivery(last) as delivery:
-        size = delivery.sizes[2]
+        size = delivery.downloads[2]
     os.truncate(last, size)
     assert elsa.verify(index).there == 2
     with elsa.open(index) as file, elsa.open(folder / "m.safetensors.index.json") as whole:
@@ -130,24 +130,24 @@ def test_shards_of_which_one_has_less(folder: Path, tmp_path: Path) -> None:
 
 def test_the_whole_comes_back(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "net.safetensors"
-    assert elsa.extract(folder / "net.ship.safetensors", out, whole=True) == "dense"
+    assert elsa.extract(folder / "net.ship.safetensors", out, restore=True) == "dense"
     assert out.read_bytes() == (folder / "net.safetensors").read_bytes()
     index = tmp_path / "m.safetensors.index.json"
-    elsa.extract(folder / "m.ship.safetensors.index.json", index, whole=True)
+    elsa.extract(folder / "m.ship.safetensors.index.json", index, restore=True)
     for path in folder.glob("m*.safetensors*"):
         if ".ship." not in path.name:
             assert (tmp_path / path.name).read_bytes() == path.read_bytes(), path.name
     wrongs = ({"level": 1}, {"sparsity": 90}, {"layout": "csr"}, {"keep_levels": True})
     for wrong in wrongs:
-        with pytest.raises(TypeError, match="whole"):
-            elsa.extract(folder / "net.ship.safetensors", io.BytesIO(), whole=True, **wrong)
+        with pytest.raises(TypeError, match="restore"):
+            elsa.extract(folder / "net.ship.safetensors", io.BytesIO(), restore=True, **wrong)
     with pytest.raises(elsa.InvalidOption, match="not a delivery file"):
-        elsa.extract(folder / "net.safetensors", io.BytesIO(), whole=True)
+        elsa.extract(folder / "net.safetensors", io.BytesIO(), restore=True)
     with pytest.raises(elsa.TooLarge):
-        elsa.extract(folder / "net.ship.safetensors", io.BytesIO(), whole=True, max_bytes=10)
+        elsa.extract(folder / "net.ship.safetensors", io.BytesIO(), restore=True, max_bytes=10)
     prefix = cut(folder, 3, tmp_path)
     with pytest.raises(elsa.Incomplete):
-        elsa.extract(prefix, tmp_path / "x.safetensors", whole=True)
+        elsa.extract(prefix, tmp_path / "x.safetensors", restore=True)
     assert not (tmp_path / "x.safetensors").exists()
 
 
@@ -176,5 +176,5 @@ def test_commands(folder: Path, tmp_path: Path) -> None:
     wanting = run(main, ["extract", str(path), "--level", "3", "-o", str(tmp_path / "x")])
     assert (wanting.exit_code, "elsa-fetch" in wanting.stderr) == (3, True)
     assert not (tmp_path / "x").exists()
-    whole = run(main, ["extract", str(path), "--whole", "--level", "1", "-o", "x"])
+    whole = run(main, ["extract", str(path), "--restore", "--level", "1", "-o", "x"])
     assert whole.exit_code == 2

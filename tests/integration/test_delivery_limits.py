@@ -63,7 +63,6 @@ ROUTES: dict[str, Callable[[Path], object]] = {
     "load": lambda path: elsa.open(path).load("dense"),
     "stream": lambda path: list(elsa.stream(path, level=1)),
     "extract": lambda path: elsa.extract(path, path.with_suffix(".out"), level=1, force=True),
-    "load a delivery": lambda path: elsa.open_delivery(path).load("dense", jobs=1),
     "fetch": lambda path: elsa.fetch(path, path.with_suffix(".copy"), level=1, force=True),
 }
 
@@ -121,7 +120,7 @@ def limited(route: str) -> Callable[[Path, Path, int], object]:
         "stream": lambda source, _, most: list(elsa.stream(source, level=1, max_bytes=most)),
         "verify": lambda source, _, most: elsa.verify(source, max_bytes=most),
         "extract": lambda s, out, most: elsa.extract(s, out, level=1, max_bytes=most),
-        "extract whole": lambda s, out, most: elsa.extract(s, out, whole=True, max_bytes=most),
+        "extract whole": lambda s, out, most: elsa.extract(s, out, restore=True, max_bytes=most),
         "ship": lambda source, out, most: elsa.ship(source, out, max_bytes=most),
         "fetch": lambda source, out, most: elsa.fetch(source, out, level=1, max_bytes=most),
         "write_report": lambda s, out, most: write_report(s, out, max_bytes=most),
@@ -210,7 +209,7 @@ def test_tensors_of_a_delivery_file_are_limited(tmp_path: Path) -> None:
 
 def test_the_commands_that_write_are_limited(tmp_path: Path) -> None:
     path, out = shipped(tmp_path, 4096, 6), tmp_path / "out.safetensors"
-    for words in (["extract", "--whole"], ["fetch", "--level", "1"], ["ship"]):
+    for words in (["extract", "--restore"], ["fetch", "--level", "1"], ["ship"]):
         source = path.with_name("4096.safetensors") if words == ["ship"] else path
         command = find_command(words[0])
         assert command is not None
@@ -298,7 +297,7 @@ def test_a_prefix_that_grows_is_not_changed(delivered: Path, tmp_path: Path, rea
     device = tmp_path / "device.ship.safetensors"
     whole = delivered.read_bytes()
     with elsa.open_delivery(delivered) as delivery:
-        first = delivery.sizes[1]
+        first = delivery.downloads[1]
     device.write_bytes(whole[:first])
 
     def grow(done: int, total: int) -> None:
@@ -346,7 +345,7 @@ def test_two_upgrades_at_once(delivered: Path) -> None:
 def test_verify_says_first_what_is_downloaded(delivered: Path, tmp_path: Path) -> None:
     whole, device = delivered.read_bytes(), tmp_path / "device.ship.safetensors"
     with elsa.open_delivery(delivered) as delivery:
-        sizes = delivery.sizes
+        sizes = delivery.downloads
     said = {
         sizes[1] - 1: "valid: 0 of 2 levels downloaded",
         sizes[1]: "valid: 1 of 2 levels downloaded",

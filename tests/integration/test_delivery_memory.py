@@ -28,8 +28,7 @@ def test_ship_and_whole(net: Path) -> None:
     assert peak(RUN, "ship", net, "-o", shipped, "-q") - interpreter <= BOUND
     script = f"""
 import sys, elsa_format
-with elsa_format.open_delivery(sys.argv[1]) as delivery:
-    delivery.whole(sys.argv[2])
+elsa_format.extract(sys.argv[1], sys.argv[2], restore=True)
 {PEAK}
 """
     back = net.with_name("back.safetensors")
@@ -59,8 +58,7 @@ import io, sys, elsa_format
 class Nowhere(io.RawIOBase):
     def writable(self): return True
     def write(self, data): return len(data)
-with elsa_format.open_delivery(sys.argv[1]) as delivery:
-    delivery.whole(Nowhere())
+elsa_format.extract(sys.argv[1], Nowhere(), restore=True)
 {PEAK}
 """
     assert peak(script, shipped) - peak(PEAK) <= BOUND

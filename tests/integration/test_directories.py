@@ -217,7 +217,7 @@ def test_shards_keep_their_files_and_what_the_index_says(sharded: Path, tmp_path
     elsa.extract(tmp_path / "out", tmp_path / "level", level=1)
     elsa.extract(tmp_path / "out", tmp_path / "both", level=1, keep_levels=True)
     elsa.ship(tmp_path / "out", tmp_path / "ship")
-    elsa.extract(tmp_path / "ship", tmp_path / "whole", whole=True)
+    elsa.extract(tmp_path / "ship", tmp_path / "whole", restore=True)
     for name in ("out", "level", "both", "whole"):
         folder = tmp_path / name
         assert files(folder) == {*SIDE, *shards, INDEX}
@@ -236,11 +236,11 @@ def test_the_whole_of_a_fetched_directory_is_a_directory(packed, tmp_path, exist
     elsa.fetch(tmp_path / "ship", fetched, level=1)
     if exists:
         back.mkdir()
-    assert run("extract", fetched, "--whole", "-o", back)[0] == 3
+    assert run("extract", fetched, "--restore", "-o", back)[0] == 3
     assert not exists or not files(back)
     assert back.exists() == exists
     elsa.fetch(tmp_path / "ship", fetched, upgrade="dense")
-    code, text = run("extract", fetched, "--whole", "-o", back)
+    code, text = run("extract", fetched, "--restore", "-o", back)
     assert code == 0, text
     assert files(back) == files(packed)
     assert has_side_files(back)

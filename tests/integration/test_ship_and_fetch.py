@@ -57,7 +57,7 @@ def shipped(source: Path) -> Path:
 def sizes(shipped: Path) -> dict[int | str, int]:
     """How many bytes each level needs."""
     with elsa.open_delivery(shipped) as delivery:
-        return dict(delivery.sizes)
+        return dict(delivery.downloads)
 
 
 @pytest.fixture
@@ -141,8 +141,7 @@ def test_shards(source: Path, tmp_path: Path) -> None:
         made = after["weight_map"][name]
         assert made == file.removesuffix(".safetensors") + ".ship.safetensors"
         out = io.BytesIO()
-        with elsa.open_delivery(target.parent / made) as delivery:
-            delivery.whole(out)
+        elsa.extract(target.parent / made, out, restore=True)
         assert out.getvalue() == (tmp_path / file).read_bytes()
     there = tmp_path / "device" / "model.ship.safetensors.index.json"
     there.parent.mkdir()
@@ -223,7 +222,7 @@ def test_decoded_ahead(
             assert {n: a.tobytes() for n, a in file.load(level).items()} == expected
             assert {n: a.tobytes() for n, a in elsa.stream(shipped, level=level)} == expected
             assert file.tensor("layer2", level).tobytes() == expected["layer2"]
-    elsa.extract(shipped, tmp_path / "back", whole=True)
+    elsa.extract(shipped, tmp_path / "back", restore=True)
     assert (tmp_path / "back").read_bytes() == source.read_bytes()
     raw = bytearray(shipped.read_bytes())
     raw[-1] ^= 1
@@ -426,7 +425,7 @@ def test_open_a_url(server: Server, shipped: Path, sizes: dict[int | str, int]) 
     """A level from a URL takes its bytes, an upgrade the difference."""
     url = server.serve(shipped.read_bytes())
     with elsa.open_delivery(url) as delivery:
-        assert delivery.there == "dense"
+        assert delivery.available[-1] == "dense"
         arrays = delivery.load(1)
         assert server.sent <= sizes[1] + (64 << 10)
         before, server.sent = server.sent, 0

@@ -149,7 +149,7 @@ def flip_delivered(path: Path, level: Any) -> bool:
     """Change a bit of the last byte that a level needs of a delivery file."""
     file = files(path)[0]
     with elsa.open_delivery(file) as delivery:
-        end = delivery.sizes[level]
+        end = delivery.downloads[level]
     if end > file.stat().st_size:
         return False
     flip(file, end - 1, 3)

@@ -93,7 +93,7 @@ def test_all_levels_of_a_model_directory(folders: tuple[Path, Path]) -> None:
         assert result.exit_code == code, result.output
         assert out.exists() == (code == 0)
         if code:
-            assert "elsa-extract --whole" in result.output
+            assert "elsa-extract --restore" in result.output
             continue
         for level in (1, 3):
             expected = m.run(converter.session(tmp_path / "file", template, level=level), feeds)

@@ -34,9 +34,9 @@ def test_ship_and_back(made: tuple[dict[str, np.ndarray], int, int], block: int,
     )
     raw = source.getvalue()
     report = elsa.ship(io.BytesIO(raw), shipped, block=block, jobs=jobs)
-    with elsa.open_delivery(shipped) as delivery:
-        delivery.whole(back)
-        assert back.getvalue() == raw
+    elsa.extract(io.BytesIO(shipped.getvalue()), back, restore=True)
+    assert back.getvalue() == raw
+    with elsa.open(shipped) as delivery:
         grown = delivery.load(1)
         with elsa.open(io.BytesIO(raw)) as file:
             for level in sorted({1, (levels + 1) // 2, levels}):
@@ -45,7 +45,7 @@ def test_ship_and_back(made: tuple[dict[str, np.ndarray], int, int], block: int,
                 assert {n: a.tobytes() for n, a in grown.items()} == {
                     name: array.tobytes() for name, array in wanted.items()
                 }
-        ends = delivery.prefix.document.ends
+        ends = delivery.network.delivery.prefix.document.ends
     assert verify(io.BytesIO(shipped.getvalue())).digests == levels
     assert report.sizes["dense"] == ends[-1]
     if block >= BLOCK:
@@ -95,8 +95,7 @@ def unwieldy(draw: st.DrawFn) -> bytes:
 def test_never_much_larger(raw: bytes) -> None:
     shipped, back = io.BytesIO(), io.BytesIO()
     assert elsa.ship(io.BytesIO(raw), shipped).sizes["dense"] <= most(len(raw))
-    with elsa.open_delivery(shipped) as delivery:
-        delivery.whole(back)
+    elsa.extract(io.BytesIO(shipped.getvalue()), back, restore=True)
     assert back.getvalue() == raw
 
 

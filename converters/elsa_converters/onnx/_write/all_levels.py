@@ -57,7 +57,7 @@ def export_all_levels(
         if binding.network.downloads:
             raise InvalidOption(
                 f"{os.fspath(source)}: is a delivery file, whose weights are coded; "
-                "elsa-extract --whole gives the ELSA file that a graph can point into"
+                "elsa-extract --restore gives the ELSA file that a graph can point into"
             )
         where = places(binding.network, source, target)
         if any(binding.model.weights[name].source for name in binding.names):
