@@ -57,7 +57,7 @@ test-dist: dist  ## the wheel as users get it: without a compiler, out of the tr
 # Of each version what is on the PATH, or else pyenv's newest.
 PYTHONS ?= $(shell for v in 1 2 3 4 5; do for python in $(HOME)/.pyenv/versions/3.1$$v.*/bin/python python3.1$$v; do \
   "$$python" -c '' 2> /dev/null && echo "$$python"; done | tail -1; done)
-OURS := elsa_format elsa_train converters spec tests benchmarks examples fuzz docs
+OURS := elsa_format elsa_report elsa_train converters spec tests benchmarks examples fuzz docs
 test-pythons: $(VENV)/ready  ## the format's tests in every Python there is; what it deprecates is an error
 	$(BIN)/ruff check --target-version py314 --ignore UP,B912 .
 	for python in $(PYTHONS); do \

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from elsa_format._extract import extract
     from elsa_format._fetch import FetchReport, fetch
     from elsa_format._file import File, load_level, open, stream
+    from elsa_format._inspect import inspect
     from elsa_format._kernels import kernels
     from elsa_format._layouts import Bitmask, Csr
     from elsa_format._packing.checkpoint import Checkpoint
@@ -95,6 +96,7 @@ __all__ = [
     "embed_counters",
     "extract",
     "fetch",
+    "inspect",
     "kernels",
     "level_digest",
     "load_level",
@@ -127,6 +129,7 @@ _HOMES = {
     "embed_counters": "_counters",
     "extract": "_extract",
     "fetch": "_fetch",
+    "inspect": "_inspect",
     "kernels": "_kernels",
     "level_digest": "_digest",
     "load_level": "_file",

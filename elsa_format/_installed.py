@@ -12,14 +12,16 @@ PACKAGE = "elsa-format"
 def install_command(extra: str, package: str = PACKAGE) -> str:
     """The command that installs what an extra needs, from where this copy came from (PEP 610).
 
-    A clone, a wheel or a repository need not be in any index, so it is named.
+    A clone, a wheel or a repository need not be in any index, so it is named. Without an extra, the
+    package itself is installed once more: a part of it is missing.
     """
-    return f"pip install {_requirement(extra, package)}"
+    again = "" if extra else "--force-reinstall "
+    return f"pip install {again}{_requirement(f'[{extra}]' if extra else '', package)}"
 
 
-def _requirement(extra: str, package: str) -> str:
+def _requirement(extras: str, package: str) -> str:
     origin = _origin(package)
-    url, wanted = str(origin.get("url", "")), f"{package}[{extra}]"
+    url, wanted = str(origin.get("url", "")), f"{package}{extras}"
     if url.startswith("file:"):
         from urllib.parse import urlsplit  # both take long to import
         from urllib.request import url2pathname
@@ -28,7 +30,7 @@ def _requirement(extra: str, package: str) -> str:
         if not os.path.exists(path):  # moved, or removed
             return _quoted(wanted)
         editable = "-e " if origin.get("dir_info", {}).get("editable") else ""
-        return editable + _quoted(f"{path}[{extra}]")
+        return editable + _quoted(f"{path}{extras}")
     if url:
         found = origin.get("vcs_info", {})
         kind, commit = found.get("vcs", ""), found.get("commit_id", "")

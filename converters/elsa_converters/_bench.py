@@ -92,7 +92,7 @@ def bench(
     )
     plain = [row.as_dict() for row in rows]
     if target is not None:
-        from elsa_format.report import write_report  # takes long to import
+        from elsa_report import write_report  # takes long to import
 
         write_report(source, target, measured=plain, force=force)
     width = columns(printed)

@@ -18,10 +18,11 @@ from safetensors.numpy import save_file
 
 import elsa_format
 
-PACKAGES = ("elsa_format", "elsa_train", "elsa_converters")
+PACKAGES = ("elsa_format", "elsa_report", "elsa_train", "elsa_converters")
 PUBLIC = (
     "elsa_format",
     "elsa_format.levels",
+    "elsa_report",
     "elsa_train",
     "elsa_converters.onnx",
     "elsa_converters.flax_onnx",

@@ -76,6 +76,7 @@ def test_wheel_holds_what_runs_and_nothing_else(wheel: Path) -> None:
     assert {name.partition("/")[0] for name in ours} == {
         "elsa_converters",
         "elsa_format",
+        "elsa_report",
         "elsa_train",
     }
     kinds = {name.rpartition(".")[2] for name in ours}
@@ -107,6 +108,7 @@ def test_base(wheel: Path, machine: Machine) -> None:
         assert "Usage: elsa" in machine.run(command, "--help")
     example = ROOT / "spec" / "vectors" / "valid" / "example.safetensors"
     machine.run("elsa-verify", example)
+    machine.run("elsa-inspect", example, "--html", "page.html")
     machine.run("elsa-extract", example, "--level", "1", "-o", "level.safetensors")
     machine.run("elsa-ship", example, "-o", "net.ship.safetensors")
     machine.run("elsa-extract", "net.ship.safetensors", "--restore", "-o", "net.safetensors")

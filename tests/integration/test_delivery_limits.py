@@ -21,7 +21,7 @@ from click.testing import CliRunner
 from internals import FileStorage, _blocks, find_command, header_bytes
 
 import elsa_format as elsa
-from elsa_format.report import write_report
+from elsa_report import write_report
 
 
 def shipped(folder: Path, weights: int, block: int) -> Path:
@@ -115,6 +115,7 @@ def limited(route: str) -> Callable[[Path, Path, int], object]:
     """A public function that reads a network, as source, target, and max_bytes."""
     calls: dict[str, Callable[[Path, Path, int], object]] = {
         "open": lambda source, _, most: elsa.open(source, max_bytes=most),
+        "inspect": lambda source, _, most: elsa.inspect(source, max_bytes=most),
         "open_delivery": lambda source, _, most: elsa.open_delivery(source, max_bytes=most),
         "load_level": lambda source, _, most: elsa.load_level(source, max_bytes=most),
         "stream": lambda source, _, most: list(elsa.stream(source, level=1, max_bytes=most)),
@@ -128,8 +129,9 @@ def limited(route: str) -> Callable[[Path, Path, int], object]:
     return calls[route]
 
 
-DELIVERED = ("open", "open_delivery", "stream", "verify", "extract", "extract whole", "fetch")
-PLAIN = ("open", "stream", "verify", "extract", "ship", "load_level", "write_report")
+BOTH = ("open", "inspect", "stream", "verify", "extract")
+DELIVERED = (*BOTH, "open_delivery", "extract whole", "fetch")
+PLAIN = (*BOTH, "ship", "load_level", "write_report")
 
 
 def test_no_route_lacks_a_limit() -> None:

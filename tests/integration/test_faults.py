@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from bits import same_bits
 from click.testing import CliRunner
-from internals import import_line, main
+from internals import main
 from safetensors.numpy import load_file, save_file
 
 import elsa_format as elsa
@@ -393,11 +393,10 @@ def _with_template(large: Path) -> Path:
 
 # --- The machine dies ----------------------------------------------------------------------------
 
-KILLED = (
-    import_line("write_report")
-    + """
+KILLED = """
 import os, random, signal, sys, time
 import elsa_format as elsa
+from elsa_report import write_report
 
 operation, source, out, seed, rounds = sys.argv[1:]
 rng = random.Random(int(seed))
@@ -451,7 +450,6 @@ for _ in range(int(rounds)):
     else:
         print("new", len(elsa.load_level(out)))
 """
-)
 
 
 @linux

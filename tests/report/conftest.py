@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from internals import write_report
 
 import elsa_format as elsa
+from elsa_report import write_report
 
 sys.path.insert(0, str(Path(__file__).parent))
 

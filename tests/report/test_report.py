@@ -5,11 +5,13 @@ import html.parser
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tracemalloc
 import zlib
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +20,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from conftest import HOSTILE
-from internals import DTYPES, import_line, write_report
-from internals import _pictures as pictures
+from internals import DTYPES, _survey
 from internals import inspect_command as command
 
 import elsa_format as elsa
+from elsa_report import render, write_report
 
 
 class Page(html.parser.HTMLParser):
@@ -169,7 +171,7 @@ def test_pictures_stay_within_the_budget(
     everything = report(path, full=True).document
     size = sum(len(p["cells"]) * 3 / 4 for p in everything["full"]["pictures"].values())
     assert len(everything["full"]["pictures"]) == 40
-    monkeypatch.setattr(pictures, "BUDGET", int(size) // 2)
+    monkeypatch.setattr(_survey, "BUDGET", int(size) // 2)
     document = report(path, full=True).document
     shown = {int(at) for at in document["full"]["pictures"]}
     assert 10 <= len(shown) < 30
@@ -202,10 +204,10 @@ def test_magnitudes_are_binned_as_logarithms_say(name: str) -> None:
     weights[:3] = 0
     dtype = DTYPES[name]
     counters = rng.integers(0, 4, 5000).astype(np.uint8)
-    found = pictures.count_magnitudes(weights.view(dtype.words), counters, dtype, 2)
+    found = _survey.count_magnitudes(weights.view(dtype.words), counters, dtype, 2)
     with np.errstate(divide="ignore"):
-        exact = np.log2(np.abs(weights.astype(np.float64))) * pictures.PER_OCTAVE
-    bins = np.clip(np.floor(exact - pictures.SMALLEST * pictures.PER_OCTAVE), 0, None).astype(int)
+        exact = np.log2(np.abs(weights.astype(np.float64))) * _survey.PER_OCTAVE
+    bins = np.clip(np.floor(exact - _survey.SMALLEST * _survey.PER_OCTAVE), 0, None).astype(int)
     expected = np.zeros_like(found)
     np.add.at(expected, (counters, bins), 1)
     # A bin's edge is irrational: a weight next to it may fall on either side.
@@ -240,6 +242,52 @@ def test_a_shard_is_described_by_its_own_counts(rich: Path, tmp_path: Path) -> N
     document = report(shard).document
     assert document["file"]["shard"] == [1, 2]
     assert [level["kept"] for level in document["levels"]] == own
+
+
+@pytest.mark.parametrize("full", [[], ["--full"]])
+def test_the_printed_json_makes_the_same_page(rich: Path, tmp_path: Path, full: list[str]) -> None:
+    shipped = tmp_path / "net.ship.safetensors"
+    elsa.ship(rich, shipped)
+    for path in (rich, shipped):
+        printed = CliRunner().invoke(command, [str(path), "--json", *full]).stdout
+        page = CliRunner().invoke(command, [str(path), "--html", "-", *full]).stdout_bytes
+        assert render(json.loads(printed)) == page
+        assert ("full" in json.loads(printed)) == bool(full)
+
+
+@pytest.mark.parametrize("kind", ["--html=-", "--json"])
+def test_a_level_file_has_nothing_more_to_read(rich: Path, tmp_path: Path, kind: str) -> None:
+    level = tmp_path / "level.safetensors"
+    elsa.extract(rich, level, level=1)
+    result = CliRunner().invoke(command, [str(level), kind, "--full"])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == f"error: {level}: is a level file; --full is for an ELSA file\n"
+
+
+@pytest.mark.parametrize("left", ["nothing", "entry point"])
+def test_where_the_report_is_not_installed_one_line_says_so(
+    rich: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: str
+) -> None:
+    entry = metadata.EntryPoint("html", "elsa_report:write_report", "elsa.reports")
+    found = [entry] if left == "entry point" else []
+    monkeypatch.setattr(metadata, "entry_points", lambda **wanted: found)
+    monkeypatch.setitem(sys.modules, "elsa_report", None)
+    page = tmp_path / "report.html"
+    result = CliRunner().invoke(command, [str(rich), "--html", str(page)])
+    assert result.exit_code == 1
+    assert re.fullmatch(
+        r"error: an HTML report needs elsa_report; run: pip install --force-reinstall .+\n",
+        result.stderr,
+    )
+    assert not page.exists()
+    assert CliRunner().invoke(command, [str(rich), "--json", "--full"]).exit_code == 0
+
+
+def test_the_former_name_works_with_a_warning() -> None:
+    with pytest.warns(DeprecationWarning, match="is elsa_report.write_report now") as warned:
+        from elsa_format.report import write_report as former
+    assert former is write_report
+    assert warned[0].filename == __file__
 
 
 def test_the_command_writes_the_page_and_one_line(rich: Path, tmp_path: Path) -> None:
@@ -290,7 +338,7 @@ def test_the_page_goes_to_stdout_too(rich: Path) -> None:
 
 
 def test_a_report_needs_no_heavy_imports() -> None:
-    script = f"import sys; {import_line('_page')}; print(*sys.modules)"
+    script = "import sys, elsa_report; print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     ).stdout.split()

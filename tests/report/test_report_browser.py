@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from browser import Browser
 from conftest import HOSTILE
-from internals import describe, open_network, render
+
+from elsa_format import inspect
+from elsa_report import render
 
 NAMES = "return [...document.querySelectorAll('#layer-table tbody .pick')].map(e => e.textContent)"
 CHOSEN = "return document.querySelector('#layer-title bdi').textContent"
@@ -27,12 +29,12 @@ def many_levels(
     make_network: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     """50 levels, and the layers of a small network repeated until they are 500."""
-    with open_network(make_network(5, 50)) as network:
-        document = describe(network)
-    document["layers"] = [
-        {**layer, "name": f"{i}.{layer['name']}"}
+    document = inspect(make_network(5, 50))
+    document["tensors"] = [
+        {**tensor, "name": f"{i}.{tensor['name']}"}
         for i in range(100)
-        for layer in document["layers"]
+        for tensor in document["tensors"]
+        if tensor["kind"] == "nested"
     ]
     path = tmp_path_factory.mktemp("page") / "report.html"
     path.write_bytes(render(document))

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 from internals import _errors, import_line
 
@@ -33,3 +34,8 @@ def test_importing_the_format_imports_nothing_heavy() -> None:
         [sys.executable, "-c", script], capture_output=True, check=True, text=True
     )
     assert done.stdout.strip() == ""
+
+
+def test_the_format_holds_no_page() -> None:
+    kinds = {path.suffix for path in Path(elsa_format.__file__).parent.rglob("*") if path.is_file()}
+    assert not kinds & {".css", ".html", ".js"}

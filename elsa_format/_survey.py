@@ -1,4 +1,4 @@
-"""Nested masks as pictures, and magnitudes by freeze step: what a report shows of the data."""
+"""Nested masks, sampled to a bounded size, and magnitudes by freeze step: what the data tell."""
 
 import base64
 import math
@@ -28,13 +28,17 @@ BINS = (LARGEST - SMALLEST) * PER_OCTAVE
 
 
 def survey(reader: LevelReader) -> dict[str, Any]:
-    """Read the data section once: pictures, magnitudes, and a check of the counters."""
+    """Read the data section once: pictures, magnitudes, and a check of the counters.
+
+    `cells` has a counter in each byte, magnitudes have F64 counts of weights by counter and bin,
+    both deflated (zlib), then in base64. Bin b is of magnitudes from 2**((first + b) / per_octave).
+    """
     header, profile = reader.network.header, reader.network.profile
-    order = [name for name in header.tensors if name in profile.nested]
-    side, chosen = choose([header.tensors[name] for name in order], profile)
+    nested = [info for name, info in header.tensors.items() if name in profile.nested]
+    side, chosen = choose(nested, profile)
     levels = len(profile.levels)
     whole = np.zeros((levels + 1, BINS), np.int64)
-    surveyed: dict[int, tuple[dict[str, Any], NDArray[np.int64]]] = {}
+    surveyed: dict[str, tuple[dict[str, Any], NDArray[np.int64]]] = {}
     for info in header.tensors.values():
         if info.name not in profile.nested:
             reader.skip(info)
@@ -52,20 +56,20 @@ def survey(reader: LevelReader) -> dict[str, Any]:
         _check(info, counted.sum(1), profile, reader.name)
         whole += counted[: levels + 1]
         if picture:
-            surveyed[order.index(info.name)] = picture.to_json(), counted[: levels + 1].copy()
+            surveyed[info.name] = picture.to_json(), counted[: levels + 1].copy()
     reader.finish()
     first, last = _used(whole)
     return {
         "side": side,
-        "pictures": {at: picture for at, (picture, _) in surveyed.items()},
+        "pictures": {name: picture for name, (picture, _) in surveyed.items()},
         "magnitudes": {
             "per_octave": PER_OCTAVE,
             "first": SMALLEST * PER_OCTAVE + first,
             "bins": last - first,
             "network": _pack(whole[:, first:last].astype("<f8")),
             "layers": {
-                at: _pack(counted[:, first:last].astype("<f8"))
-                for at, (_, counted) in surveyed.items()
+                name: _pack(counted[:, first:last].astype("<f8"))
+                for name, (_, counted) in surveyed.items()
             },
         },
     }
@@ -129,7 +133,7 @@ class _Picture:
         self.cells[self.order[start:stop]] = counters[self.places[start:stop] - position]
 
     def to_json(self) -> dict[str, Any]:
-        """What the page needs to draw it."""
+        """What is needed to draw it."""
         return {
             "rows": self.rows,
             "cols": self.cols,
@@ -188,7 +192,7 @@ def _used(counted: NDArray[np.int64]) -> tuple[int, int]:
 
 
 def _pack(array: NDArray[Any]) -> str:
-    """Bytes as the page reads them: deflated (zlib), then base64.
+    """Bytes in JSON: deflated (zlib), then base64.
 
     Runs are all that repeats in a mask. Looking for no more is 8 times as fast as zlib's default,
     and the result is smaller.

@@ -1,1 +1,0 @@
-"""A file as one page that people look at."""
