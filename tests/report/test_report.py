@@ -127,6 +127,14 @@ def test_the_header_suffices(rich: Path) -> None:
         report(rich, full=True)
 
 
+def test_a_stream_that_is_cut_is_refused_as_its_path_is(rich: Path, tmp_path: Path) -> None:
+    cut = tmp_path / "cut.safetensors"
+    cut.write_bytes(rich.read_bytes()[:-1])
+    for source in (cut, io.BytesIO(cut.read_bytes())):
+        with pytest.raises(elsa.Truncated):
+            report(source)
+
+
 def test_a_header_suffices_from_a_pipe(rich: Path) -> None:
     class Pipe(io.BytesIO):
         def seekable(self) -> bool:
