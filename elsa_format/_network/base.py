@@ -101,6 +101,10 @@ class Network(Closing, ABC):
         """The same, with bytes that can be read more than once."""
         return self
 
+    @abstractmethod
+    def place(self, stored: str) -> tuple[str, int]:
+        """The name of the file that holds a stored tensor as it is, and where it begins there."""
+
     @property
     def original_start(self) -> bytes:
         """Of a delivery file: what comes before the tensors in the ELSA file it was made of."""

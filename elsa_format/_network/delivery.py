@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from elsa_format._container.header import Header, TensorInfo
 from elsa_format._delivery.prefix import Growing, Prefix
 from elsa_format._delivery.reader import Delivery, NestedArrays
+from elsa_format._errors import InvalidOption
 from elsa_format._network.base import Kind, Network, TensorBytes
 from elsa_format._options import Limit
 from elsa_format._profile import LevelNumber
@@ -35,6 +36,12 @@ class DeliveryNetwork(Network):
         last = self.delivery.prefix.part(level)
         self.delivery.prefix.check_indexes(last)
         return _DeliveredBytes(self.delivery, last, alone=only is not None)
+
+    def place(self, stored: str) -> tuple[str, int]:
+        raise InvalidOption(
+            f"{self.name}: is a delivery file, whose weights are coded; "
+            "elsa-extract --restore gives the ELSA file, which has them as they are"
+        )
 
     def need(self, level: LevelNumber) -> None:
         self.delivery.prefix.need(self.delivery.prefix.part(level))

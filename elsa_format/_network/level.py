@@ -19,7 +19,7 @@ from elsa_format._container.header import (
     check_size,
     lay_out,
 )
-from elsa_format._errors import InvalidLayout, Truncated
+from elsa_format._errors import InvalidLayout, InvalidOption, Truncated
 from elsa_format._kept import NOT_ZERO
 from elsa_format._layouts import FORMS, Elements, Layout, part_name
 from elsa_format._layouts.base import Decoder
@@ -71,6 +71,14 @@ class SparseNetwork(LevelNetwork):
     @property
     def file_size(self) -> int:
         return self.own_header.data_start + self.own_header.data_size
+
+    def place(self, stored: str) -> tuple[str, int]:
+        if stored in self.profile.nested:
+            raise InvalidOption(
+                f"{self.name}: holds {stored!r} as {self.layout}; elsa-extract --layout dense "
+                "gives a file that has it as it is"
+            )
+        return super().place(stored)
 
     def open(self, level: LevelNumber = "dense", only: TensorInfo | None = None) -> TensorBytes:
         return _SparseBytes(self)

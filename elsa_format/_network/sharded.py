@@ -43,6 +43,9 @@ class ShardedNetwork(Network):
         self.need(level)
         return _ShardedBytes(self, level, only)
 
+    def place(self, stored: str) -> tuple[str, int]:
+        return self.homes[stored].place(stored)
+
     def need(self, level: LevelNumber) -> None:
         for shard in self.shards:
             shard.need(level)

@@ -21,6 +21,10 @@ class StoredNetwork(Network):
         first, last = (only.start, only.stop) if only else (0, self.header.data_size)
         return StoredBytes(self.storage, self.header.data_start, first, last)
 
+    def place(self, stored: str) -> tuple[str, int]:
+        header = self.stored_header
+        return self.name, header.data_start + header.tensors[stored].start
+
     @property
     def high_latency(self) -> bool:
         return self.storage.high_latency

@@ -255,6 +255,30 @@ def test_a_template_stands_beside_or_above_its_file(tmp_path: Path) -> None:
         checkpoint.write_template(tmp_path / "other" / "net.onnx", elsa)
 
 
+@pytest.mark.parametrize("kind", ["delivery", "bitmask", "csr"])
+def test_what_does_not_hold_tensors_as_they_are_cannot_be_pointed_into(tmp_path, kind) -> None:
+    elsa, _ = m.packed(m.save(m.mlp(), tmp_path / "m.onnx"), tmp_path)
+    coded = tmp_path / "coded.safetensors"
+    if kind == "delivery":
+        elsa_format.ship(elsa, coded)
+    else:
+        elsa_format.extract(elsa, coded, level=1, layout=kind)
+    checkpoint = OnnxCheckpoint(tmp_path / "m.onnx")
+    with pytest.raises(elsa_format.InvalidOption, match="elsa-extract"):
+        checkpoint.write_template(tmp_path / "coded.onnx", coded)
+    assert not (tmp_path / "coded.onnx").exists()
+
+
+def test_a_template_of_a_model_directory_points_to_its_file(tmp_path: Path) -> None:
+    elsa, template = m.packed(m.save(m.mlp(), tmp_path / "m.onnx"), tmp_path)
+    expected = m.run(template, {"x": m.weights(2, 16)})
+    folder = tmp_path / "model"
+    folder.mkdir()
+    elsa.rename(folder / "model.safetensors")
+    OnnxCheckpoint(tmp_path / "m.onnx").write_template(tmp_path / "t.onnx", folder)
+    m.assert_same(m.run(tmp_path / "t.onnx", {"x": m.weights(2, 16)}), expected)
+
+
 def test_a_template_cannot_be_packed(tmp_path: Path) -> None:
     _, template = m.packed(m.save(m.mlp(), tmp_path / "m.onnx"), tmp_path)
     with pytest.raises(elsa_format.AlreadyPacked, match="is a template"):

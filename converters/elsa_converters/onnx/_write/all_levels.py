@@ -19,7 +19,6 @@ from elsa_converters.onnx._level.read import Template, open_level
 from elsa_converters.onnx._model.read import LEVELS_KEY
 from elsa_converters.onnx._model.tensors import TO_ONNX, header_of, point_to
 from elsa_converters.onnx._write.places import Places, places
-from elsa_format import InvalidOption
 from elsa_format.plugins import TensorInfo, dump, open_output, variant_name, weights_file
 
 LEVEL = "elsa_level"
@@ -54,21 +53,16 @@ def export_all_levels(
     source = weights_file(source)
     with open_level(source, template, "dense", max_bytes=max_bytes) as opened:
         binding = opened.binding
-        if binding.network.downloads:
-            raise InvalidOption(
-                f"{os.fspath(source)}: is a delivery file, whose weights are coded; "
-                "elsa-extract --restore gives the ELSA file that a graph can point into"
-            )
-        where = places(binding.network, source, target)
-        if any(binding.model.weights[name].source for name in binding.names):
-            for _ in opened.blocks():  # a template with values of its own: compare them
-                pass
+        where = places(binding.network, target)
         builder = _Builder(binding, where)
         builder.add_level(as_input=level_input)
         for name in binding.network.tensors:
             if name in binding.names:
                 builder.add_tensor(name)
         proto = builder.finish()
+        if any(binding.model.weights[name].source for name in binding.names):
+            for _ in opened.blocks():  # a template with values of its own: compare them
+                pass
     with open_output(target, force=force, in_order=True) as output:
         output.write_at(0, proto.SerializeToString(deterministic=True))
         output.commit()
@@ -93,7 +87,7 @@ class _Builder:
             self.graph.input.append(value)
         else:
             level = TensorProto(name=LEVEL, data_type=TensorProto.INT32)
-            point_to(level, self.where.files[0][0], _ZERO_OFFSET, 4)
+            point_to(level, next(iter(self.where.locations.values())), _ZERO_OFFSET, 4)
             self.graph.initializer.append(level)
         profile = self.binding.network.profile
         levels = len(profile.levels)

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,24 +17,21 @@ PathLike = str | os.PathLike[str]
 
 @dataclass(frozen=True)
 class Places:
-    """The files, as a model names them."""
+    """A network's tensors where they are stored, its files as a model names them."""
 
-    files: tuple[tuple[str, Network], ...]
+    network: Network
+    locations: Mapping[str, str]
 
     def point(self, tensor: TensorProto, info: TensorInfo) -> None:
         """Make a tensor's data the stored one."""
-        for location, file in self.files:
-            if info.name in file.header.tensors:
-                offset = file.header.data_start + file.header.tensors[info.name].start
-                point_to(tensor, location, offset, info.nbytes)
+        file, offset = self.network.place(info.name)
+        point_to(tensor, self.locations[file], offset, info.nbytes)
 
 
-def places(network: Network, path: PathLike, model: PathLike) -> Places:
-    """The places as a model sees them, which must be in the same directory or above."""
-    single = len(network.files) == 1
-    files: list[PathLike] = [path] if single else [file.name for file in network.files]
-    locations = [relative_location(model, file) for file in files]
-    return Places(tuple(zip(locations, network.files, strict=True)))
+def places(network: Network, model: PathLike) -> Places:
+    """The places as a model sees them; their files must be in its directory or below."""
+    names = [file.name for file in network.files]
+    return Places(network, {name: relative_location(model, name) for name in names})
 
 
 def relative_location(model: PathLike, data: PathLike) -> str:

@@ -73,7 +73,7 @@ def write_template(
     >>> write_template(read_model("model.onnx"), "template.onnx", "net.safetensors")
     """
     with open_network(elsa_path) as network:
-        where = places(network, elsa_path, template_path)
+        where = places(network, template_path)
         binding = bind(model, network)
         proto = binding.proto
         for name, info in network.tensors.items():
