@@ -12,6 +12,7 @@ import onnx_models as m
 import onnxruntime
 import pytest
 from elsa_converters.onnx import (
+    ExportOptions,
     OnnxCheckpoint,
     all_levels_session,
     export,
@@ -185,6 +186,22 @@ def test_the_level_is_chosen_by_sparsity_or_size(tmp_path: Path) -> None:
     assert export(elsa, template, tmp_path / "c.onnx", max_size=limit, sparse=True) == 1
     with pytest.raises(elsa_format.NoSuchLevel):
         export(elsa, template, tmp_path / "d.onnx", max_size=limit - 1, sparse=True)
+
+
+def test_options_serve_several_exports(tmp_path: Path) -> None:
+    """Keywords go before them, and are checked together with them."""
+    elsa, template = m.packed(m.save(m.mlp(), tmp_path / "m.onnx"), tmp_path)
+    small = ExportOptions(level=2, sparse=True)
+    for level in (1, 2):
+        once, apart = tmp_path / f"{level}.onnx", tmp_path / f"{level}-apart.onnx"
+        assert export(elsa, template, once, small, level=level) == level
+        export(elsa, template, apart, level=level, sparse=True)
+        assert once.read_bytes() == apart.read_bytes()
+    assert export(elsa, template, once, small, force=True) == 2
+    with pytest.raises(elsa_format.InvalidOption, match="size is not known"):
+        export(elsa, template, once, ExportOptions(max_size=9), fast=0.5, force=True)
+    with pytest.raises(TypeError, match="levle"):
+        export(elsa, template, once, levle=2, force=True)
 
 
 def test_a_level_out_of_range_is_an_error_of_the_graph(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from click.testing import CliRunner
 from elsa_converters import onnx as converter
 from elsa_converters import onnx_sparse
 from internals import _bench as bench_module
-from internals import _export as export_module
 from internals import _fast as pick
 from internals import _latency as latency
 from internals import _measure as timing
@@ -309,7 +308,7 @@ def test_wrong_measurement(packed, options):
 @needs_library
 def test_a_level_that_stays_dense_is_measured_once(packed, monkeypatch):
     """Its fast model is the dense one: neither faster nor slower."""
-    monkeypatch.setattr(export_module, "pick_layers", lambda *arguments, **options: [])
+    monkeypatch.setattr(pick, "pick_layers", lambda *arguments, **options: [])
     for row in converter.measure_levels(*packed, threads=1, seconds=0.01):
         assert row.fast_seconds == row.dense_seconds
         assert row.memory == row.dense_memory

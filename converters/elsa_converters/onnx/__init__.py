@@ -23,10 +23,11 @@ from elsa_converters.onnx._run.session import (
     sparse_ops_library,
 )
 from elsa_converters.onnx._write.all_levels import export_all_levels
-from elsa_converters.onnx._write.export import export
+from elsa_converters.onnx._write.export import ExportOptions, export
 from elsa_converters.onnx._write.template import OnnxCheckpoint, write_template
 
 __all__ = [
+    "ExportOptions",
     "InvalidExternalData",
     "InvalidOnnx",
     "LevelSession",

@@ -7,7 +7,7 @@ from onnx import ModelProto
 
 from elsa_converters._errors import MissingOperators
 from elsa_converters.onnx._fast.layers import Layer
-from elsa_converters.onnx._fast.rewrite import use_sparse
+from elsa_converters.onnx._fast.rewrite import prepare, use_sparse
 from elsa_converters.onnx._fast.timing import example_inputs, new_session, shortest_times
 from elsa_converters.onnx._graph.walk import Arrays
 from elsa_converters.onnx_sparse import find_library
@@ -34,6 +34,24 @@ def check_fast(fast: Fast) -> bool | Fraction:
         raise InvalidOption(
             f"fast={fast!r}: expected True, False, or a sparsity: {error}"
         ) from None
+
+
+def accelerate(
+    proto: ModelProto,
+    arrays: Arrays,
+    where: str,
+    fast: bool | Fraction,
+    *,
+    threads: int | None = None,
+    sizes: Mapping[str, int] | None = None,
+) -> tuple[ModelProto, Arrays, tuple[int, int]]:
+    """A model whose layers sparse operators compute, its tensors, and how many layers of how many.
+
+    Changes its arguments.
+    """
+    layers = prepare(proto, arrays, where)
+    picked = pick_layers(proto, arrays, layers, fast, threads=threads, sizes=sizes, where=where)
+    return *use_sparse(proto, arrays, picked), (len(picked), len(layers))
 
 
 def pick_layers(

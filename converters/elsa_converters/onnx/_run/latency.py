@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from elsa_converters.onnx._fast.pick import Fast, check_fast, pick_layers, refuse_unmeasurable
-from elsa_converters.onnx._fast.rewrite import prepare, use_sparse
+from elsa_converters.onnx._fast.pick import Fast, accelerate, check_fast, refuse_unmeasurable
 from elsa_converters.onnx._fast.timing import (
     check_threads,
     example_inputs,
@@ -68,7 +67,5 @@ def _session(
     with open_level(source, template, level) as opened:
         arrays, proto, where = opened.arrays(), opened.binding.proto, str(opened.binding.model.path)
     if fast is not False:
-        layers = prepare(proto, arrays, where)
-        layers = pick_layers(proto, arrays, layers, fast, threads=threads, sizes=sizes, where=where)
-        proto, arrays = use_sparse(proto, arrays, layers)
+        proto, arrays, _ = accelerate(proto, arrays, where, fast, threads=threads, sizes=sizes)
     return new_session(proto, arrays, threads=threads)

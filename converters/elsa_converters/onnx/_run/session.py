@@ -12,8 +12,7 @@ import onnxruntime
 from onnx import load_model
 
 from elsa_converters._errors import InvalidOnnx, MissingOperators
-from elsa_converters.onnx._fast.pick import Fast, check_fast, pick_layers
-from elsa_converters.onnx._fast.rewrite import prepare, use_sparse
+from elsa_converters.onnx._fast.pick import Fast, accelerate, check_fast
 from elsa_converters.onnx._level.read import Template, open_level
 from elsa_converters.onnx._model.read import LEVELS_KEY
 from elsa_converters.onnx._model.write import with_values
@@ -94,18 +93,14 @@ class LevelSession(onnxruntime.InferenceSession):  # type: ignore[misc]
         self._elsa_template = binding.model  # parsed once
         proto = binding.proto
         if self._elsa_fast is not False and _add_operators(options):
-            where = str(binding.model.path)
-            layers = prepare(proto, arrays, where)
-            picked = pick_layers(
+            proto, arrays, _ = accelerate(
                 proto,
                 arrays,
-                layers,
+                str(binding.model.path),
                 self._elsa_fast,
                 threads=options.intra_op_num_threads or None,
                 sizes=self._elsa_sizes,
-                where=where,
             )
-            proto, arrays = use_sparse(proto, arrays, picked)
         graph, values = with_values(proto, arrays)
         options.add_external_initializers(list(values), list(values.values()))
         super().__init__(graph, options, **arguments)

@@ -3,6 +3,7 @@
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,12 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 
 from elsa_converters._errors import MisplacedOutput
-from elsa_converters.onnx._fast.pick import Fast, check_fast, pick_layers
-from elsa_converters.onnx._fast.rewrite import prepare, use_sparse
+from elsa_converters.onnx._fast.pick import Fast, accelerate, check_fast
 from elsa_converters.onnx._fast.timing import check_threads
 from elsa_converters.onnx._graph.simplify import fold_batch_norm
-from elsa_converters.onnx._graph.walk import remove_named
+from elsa_converters.onnx._graph.walk import Arrays, remove_named
 from elsa_converters.onnx._level.bind import Binding
-from elsa_converters.onnx._level.read import Template, open_level
+from elsa_converters.onnx._level.read import LevelPass, Template, open_level
 from elsa_converters.onnx._model.read import LEVEL_KEY, drop_metadata
 from elsa_converters.onnx._model.sparse import coordinates, is_smaller_sparse
 from elsa_converters.onnx._model.write import LARGEST_FILE, Entry, ModelWriter, model_size
@@ -44,89 +44,128 @@ from elsa_format.plugins import (
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """How `export` makes a model of a level; every field is a keyword of `export`, too.
+
+    The level is given by one of `level`, `sparsity` and `max_size`.
+
+    >>> small = ExportOptions(sparsity=0.9, sparse=True)
+    >>> export("net.safetensors", "net.onnx", "small.onnx", small)
+    2
+    """
+
+    level: LevelLike | None = None
+    """Its number or name, or "dense"."""
+    sparsity: Sparsity | None = None
+    """The densest level with at least this sparsity: percent, a fraction below 1, or N:M."""
+    max_size: int | None = None
+    """The densest level whose model has at most so many bytes."""
+    sparse: bool = False
+    """Write sparse initializers where they are smaller."""
+    fold: bool = False
+    """Fold batch norm into the convolutions before it."""
+    fast: Fast = False
+    """Let sparse operators compute the layers of at least this sparsity or, if it is True, those
+    with which the network is fastest on this machine."""
+    threads: int | None = None
+    """Threads of ONNX Runtime that layers are timed with."""
+    sizes: Mapping[str, int] | None = None
+    """Sizes of open axes, by their names, that layers are timed with; 1 for all others."""
+    chosen: Callable[[int, int], None] = lambda some, of: None
+    """Is told how many layers sparse operators compute, and of how many."""
+    external_data: bool | None = None
+    """Write tensors to a file beside the model, named after it with `.data`; if None, where the
+    model would exceed 2 GB."""
+    verify: bool = True
+    """Compare checksums."""
+    max_bytes: int | None = None
+    """Refuse a larger network."""
+
+    def __post_init__(self) -> None:
+        check_fast(self.fast)
+        check_threads(self.threads)
+        if self.fast is not False and self.max_size is not None:
+            raise InvalidOption("a fast model's size is not known before it is made: give a level")
+
+
 def export(
     source: Source,
     template: Template,
     target: Target,
+    options: ExportOptions | None = None,
     *,
-    level: LevelLike | None = None,
-    sparsity: Sparsity | None = None,
-    max_size: int | None = None,
-    sparse: bool = False,
-    fold: bool = False,
-    fast: Fast = False,
-    threads: int | None = None,
-    sizes: Mapping[str, int] | None = None,
-    chosen: Callable[[int, int], None] = lambda some, of: None,
-    external_data: bool | None = None,
-    verify: bool = True,
-    max_bytes: int | None = None,
     force: bool = False,
     progress: Progress = no_progress,
+    **fields: Any,
 ) -> LevelNumber:
-    """Write one level of an ELSA file as an ONNX model; returns which.
+    """Write one level of an ELSA file as an ONNX model.
 
-    The level is given by number or name, or as the densest with at least a `sparsity` (percent, a
-    fraction below 1, or N:M), or as the densest whose model has at most `max_size` bytes. `sparse`
-    writes sparse initializers where they are smaller; `fold` folds batch norm into the convolutions
-    before it. `fast` lets
-    sparse operators compute layers: those of at least the sparsity that it says, or, if it is True,
-    those with which the network is fastest on this machine with so many `threads` and inputs whose
-    named axes have these `sizes`; `chosen` is told how many layers of how many. Tensors go to a
-    file beside the model, named after it with `.data`, if `external_data` is true or, unless it is
-    false, the model would exceed 2 GB. A network of more than `max_bytes` is refused.
+    Args:
+        source: The ELSA file, a model directory, a shard index, a delivery file, a URL or a stream.
+        template: The graph: a template, or any ONNX model with the same weights.
+        target: Where the model goes.
+        options: How it is made.
+        force: Replace a file that exists.
+        progress: Is told how much is done.
+        **fields: Fields of `ExportOptions`, in place of those of `options`.
+
+    Returns:
+        The number of the level, or "dense".
 
     >>> export("net.safetensors", "net.onnx", "level.onnx", sparsity=0.9)
     2
     """
-    fast = check_fast(fast)
-    check_threads(threads)
-    if fast is not False and max_size is not None:
-        raise InvalidOption("a fast model's size is not known before it is made: give a level")
-    choice = partial(_choose, level=level, sparsity=sparsity, max_size=max_size, sparse=sparse)
+    options = replace(options or ExportOptions(), **fields)
     with open_level(
         source,
         template,
-        choice,
-        verify=verify,
-        max_bytes=max_bytes,
-        counts=sparse or sparsity is not None,
+        partial(_choose, options),
+        verify=options.verify,
+        max_bytes=options.max_bytes,
+        counts=options.sparse or options.sparsity is not None,
         progress=progress,
     ) as opened:
-        binding, proto = opened.binding, opened.binding.proto
-        describe_level(proto, binding.network, opened.level)
-        in_memory = fold or fast is not False
-        if in_memory:
-            arrays = opened.arrays()
-            if fast is not False:
-                where = str(binding.model.path)
-                layers = prepare(proto, arrays, where)
-                picked = pick_layers(
-                    proto, arrays, layers, fast, threads=threads, sizes=sizes, where=where
-                )
-                chosen(len(picked), len(layers))
-                proto, arrays = use_sparse(proto, arrays, picked)
-            else:
-                fold_batch_norm(proto, arrays)
+        proto, sparse = opened.binding.proto, options.sparse
+        describe_level(proto, opened.binding.network, opened.level)
+        blocks: Iterable[tuple[str, NDArray[Any]]] = opened.blocks()
+        if options.fold or options.fast is not False:
+            proto, arrays = _changed(opened, options)
             entries = [_array_entry(name, array, sparse) for name, array in arrays.items()]
+            blocks = arrays.items()
         else:
-            entries = _entries(binding, opened.level, sparse)
+            entries = _entries(opened.binding, opened.level, sparse)
         remove_named(proto.graph.input, {e.info.name for e in entries if e.kept is not None})
         with contextlib.ExitStack() as stack:
             data = None
-            if _is_external(external_data, proto, entries):
+            if _is_external(options.external_data, proto, entries):
                 data = _data_output(stack, target, force)
             output = stack.enter_context(open_output(target, force=force))
             writer = ModelWriter(proto, entries, output, data)
-            if in_memory:
-                for name, array in arrays.items():
-                    writer.append(name, array)
-            else:
-                for name, block in opened.blocks():
-                    writer.append(name, block)
+            for name, block in blocks:
+                writer.append(name, block)
             writer.finish()
             commit_outputs([*([data[1]] if data else []), output])  # the data alone is of no use
         return opened.level
+
+
+def _changed(opened: LevelPass, options: ExportOptions) -> tuple[ModelProto, Arrays]:
+    """The level's graph and tensors, with fewer operators or with sparse ones; all in memory."""
+    proto, arrays = opened.binding.proto, opened.arrays()
+    fast = check_fast(options.fast)
+    if fast is False:
+        fold_batch_norm(proto, arrays)
+        return proto, arrays
+    proto, arrays, counts = accelerate(
+        proto,
+        arrays,
+        str(opened.binding.model.path),
+        fast,
+        threads=options.threads,
+        sizes=options.sizes,
+    )
+    options.chosen(*counts)
+    return proto, arrays
 
 
 def describe_level(proto: ModelProto, network: Network, level: LevelNumber) -> None:
@@ -141,14 +180,8 @@ def describe_level(proto: ModelProto, network: Network, level: LevelNumber) -> N
     proto.metadata_props.add(key=LEVEL_KEY, value=dump(dict(sorted(document.items()))))
 
 
-def _choose(
-    binding: Binding,
-    *,
-    level: LevelLike | None,
-    sparsity: Sparsity | None,
-    max_size: int | None,
-    sparse: bool,
-) -> LevelNumber:
+def _choose(options: ExportOptions, binding: Binding) -> LevelNumber:
+    level, sparsity, max_size = options.level, options.sparsity, options.max_size
     if max_size is None or level is not None or sparsity is not None:
         return choose_level(binding.network, level=level, sparsity=sparsity, max_size=max_size)
     network = binding.network
@@ -157,12 +190,12 @@ def _choose(
     tried: list[LevelNumber] = ["dense", *reversed(numbers)]
     for number in tried:
         describe_level(binding.proto, network, number)
-        sizes[number] = model_size(binding.proto, _entries(binding, number, sparse))
+        sizes[number] = model_size(binding.proto, _entries(binding, number, options.sparse))
         if sizes[number] <= max_size:
             return number
     smallest = f"level {numbers[0]} takes {sizes[numbers[0]]}"
     problem = f"{network.name}: no level fits {max_size} bytes, {smallest}"
-    raise NoSuchLevel(problem, "" if sparse else "{sparse} may be smaller", sparse=True)
+    raise NoSuchLevel(problem, "" if options.sparse else "{sparse} may be smaller", sparse=True)
 
 
 def _entries(binding: Binding, level: LevelNumber, sparse: bool) -> list[Entry]:
