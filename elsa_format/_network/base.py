@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, Protocol, Self
 
+import numpy as np
 from numpy.typing import NDArray
 
 from elsa_format._closing import Closing
@@ -104,6 +105,13 @@ class Network(Closing, ABC):
     @abstractmethod
     def place(self, stored: str) -> tuple[str, int]:
         """The name of the file that holds a stored tensor as it is, and where it begins there."""
+
+    def mapped(self, stored: str) -> NDArray[np.uint8] | None:
+        """A stored tensor's bytes, not read yet; None where no local file holds it as it is.
+
+        They may be written to, which the file does not notice.
+        """
+        return None
 
     @property
     def original_start(self) -> bytes:

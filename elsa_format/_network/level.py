@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from elsa_format._container.header import (
     RESERVED,
@@ -79,6 +80,9 @@ class SparseNetwork(LevelNetwork):
                 "gives a file that has it as it is"
             )
         return super().place(stored)
+
+    def mapped(self, stored: str) -> NDArray[np.uint8] | None:
+        return None if stored in self.profile.nested else super().mapped(stored)
 
     def open(self, level: LevelNumber = "dense", only: TensorInfo | None = None) -> TensorBytes:
         return _SparseBytes(self)

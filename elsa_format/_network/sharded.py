@@ -5,6 +5,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 from elsa_format._container.header import Header, TensorInfo, VirtualHeader
 from elsa_format._layouts import Layout
 from elsa_format._network.base import Kind, Network, TensorBytes
@@ -45,6 +48,9 @@ class ShardedNetwork(Network):
 
     def place(self, stored: str) -> tuple[str, int]:
         return self.homes[stored].place(stored)
+
+    def mapped(self, stored: str) -> NDArray[np.uint8] | None:
+        return self.homes[stored].mapped(stored)
 
     def need(self, level: LevelNumber) -> None:
         for shard in self.shards:

@@ -4,6 +4,9 @@ import sys
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 from elsa_format._container.header import TensorInfo
 from elsa_format._errors import TrailingData
 from elsa_format._network.base import Network, TensorBytes
@@ -24,6 +27,11 @@ class StoredNetwork(Network):
     def place(self, stored: str) -> tuple[str, int]:
         header = self.stored_header
         return self.name, header.data_start + header.tensors[stored].start
+
+    def mapped(self, stored: str) -> NDArray[np.uint8] | None:
+        memory, (_, start) = self.storage.mapped(), self.place(stored)
+        nbytes = self.stored_header.tensors[stored].nbytes
+        return None if memory is None else memory[start : start + nbytes]
 
     @property
     def high_latency(self) -> bool:

@@ -5,6 +5,9 @@ import sys
 from abc import ABC, abstractmethod
 from typing import IO, Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from elsa_format._container.header import Readable
 
 Source = str | os.PathLike[str] | IO[bytes]
@@ -47,6 +50,10 @@ class Storage(Protocol):
         """The bytes of a range."""
         ...
 
+    def mapped(self) -> NDArray[np.uint8] | None:
+        """All bytes, not read yet, of a file on this machine; of all others None."""
+        ...
+
     def check_unchanged(self, *, grows: bool = False) -> None:
         """Raise InputChanged if the bytes are no longer those that were opened.
 
@@ -75,6 +82,10 @@ class PositionedStorage(ABC):
     def reader(self, start: int, stop: int) -> Reader:
         """The bytes of a range."""
         return Window(self, start, stop)
+
+    def mapped(self) -> NDArray[np.uint8] | None:
+        """All bytes, not read yet, of a file on this machine."""
+        return None
 
     def check_unchanged(self, *, grows: bool = False) -> None:  # noqa: B027 - its owner's
         """Raise InputChanged if the bytes are no longer those that were opened."""

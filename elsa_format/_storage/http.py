@@ -140,6 +140,9 @@ class HttpStorage(Renewed):
         """Be unlocked."""
         self._lock = allocate_lock()
 
+    def mapped(self) -> None:
+        """Nothing is on this machine."""
+
     def check_unchanged(self, *, grows: bool = False) -> None:
         """Every answer was compared with the first."""
 

@@ -3,12 +3,16 @@
 import contextlib
 import errno
 import io
+import mmap
 import os
 import stat
 import sys
 import tempfile
 from _thread import allocate_lock
 from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from elsa_format._errors import InputChanged
 from elsa_format._storage.base import PositionedStorage, Reader, Storage, stream_name
@@ -64,6 +68,7 @@ class FileStorage(PositionedStorage, Renewed):
         self._file = InputFile(path)
         super().__init__()
         self.size = os.fstat(self._file.fileno()).st_size
+        self._mapped: NDArray[np.uint8] | None = None
 
     def renew(self) -> None:
         """Be unlocked."""
@@ -79,10 +84,19 @@ class FileStorage(PositionedStorage, Renewed):
             self._file.seek(position)
             return self._file.readinto(view) or 0
 
+    def mapped(self) -> NDArray[np.uint8]:
+        """The file that is open, whatever its name belongs to now; writing copies a page."""
+        if self._mapped is None:
+            self.check_unchanged()
+            memory = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_COPY)
+            self._mapped = np.frombuffer(memory, np.uint8)
+        return self._mapped
+
     def check_unchanged(self, *, grows: bool = False) -> None:
         self._file.check_unchanged(grows=grows)
 
     def close(self) -> None:
+        self._mapped = None  # which stays as long as tensors in it are used
         self._file.close()
 
 

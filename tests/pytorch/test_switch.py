@@ -134,22 +134,34 @@ def test_a_replaced_file_does_not_matter(tmp_path: Path) -> None:
     assert same(at(net), expected)
 
 
+@pytest.mark.parametrize("in_place", [False, True])
 def test_a_file_replaced_while_it_is_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_place: bool
 ) -> None:
+    """Another file of its name does not matter, another content does."""
     path = pack(random_net(), tmp_path / "net.safetensors")
+    expected = decode(path, 1)
     other = pack(random_net(seed=2), tmp_path / "other.safetensors")
     from internals import _torch_levels as module
 
-    plain = module._local_files
+    plain = module.packed_weights
 
-    def replaced(source: object) -> list[Path]:
-        os.replace(other, path)
-        return plain(source)
+    def replaced(file: elsa_format.File) -> object:
+        if in_place:
+            path.write_bytes(other.read_bytes())
+            os.utime(path, ns=(0, 0))
+        else:
+            os.replace(other, path)
+        return plain(file)
 
-    monkeypatch.setattr(module, "_local_files", replaced)
-    with pytest.raises(InputChanged):
-        attach(random_net(), path)
+    monkeypatch.setattr(module, "packed_weights", replaced)
+    net = random_net(seed=1)
+    if in_place:
+        with pytest.raises(InputChanged):
+            attach(net, path)
+    else:
+        attach(net, path).use(1)
+        assert same(at(net), expected)
 
 
 def test_from_an_open_stream(tmp_path: Path) -> None:

@@ -1,14 +1,10 @@
 """Switch a module that runs from level to level, in the memory it has."""
 
-import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -33,12 +29,11 @@ from elsa_converters.torch._tensors import (
 from elsa_format import (
     CountMismatch,
     File,
-    InputChanged,
     InvalidOption,
     TensorInfo,
     TensorMismatch,
 )
-from elsa_format.plugins import LevelLike, LevelNumber, weights_file
+from elsa_format.plugins import LevelLike, LevelNumber
 
 CHUNK = 4 << 20
 """Bytes that a thread masks at a time."""
@@ -135,14 +130,13 @@ class Levels:
         strict: bool = True,
         verify: bool = True,
     ) -> None:
-        source = weights_file(source)
         self.file = elsa_format.open(source, verify=verify)
         try:
             refuse_one_level(self.file)
             load_level(model, self.file, level, strict=strict)
             pairs, self.unmatched = match(model, self.file, strict=strict)
             """Names that only the model or only the file has."""
-            self._weights = packed_weights(source, self.file)
+            self._weights = packed_weights(self.file)
         except BaseException:
             self.file.close()
             raise
@@ -249,40 +243,16 @@ def refuse_one_level(file: File) -> None:
         )
 
 
-def packed_weights(source: Any, file: File) -> Mapping[str, NDArray[Any]]:
+def packed_weights(file: File) -> Mapping[str, NDArray[Any]]:
     """The nested tensors as the file holds them, counters included: mapped if it is a local one."""
     weights: dict[str, NDArray[Any]] = {}
-    for path in _local_files(source):
-        with elsa_format.open(path) as part:
-            if is_delivery(part):
-                continue
-            tensors = part.network.tensors
-            for name, stored in stored_bytes(path, part).items():
-                if part.profile.checksums.get(name) != file.profile.checksums.get(name):
-                    raise InputChanged(f"{path}: was modified while it was opened")
-                if name in file.profile.nested:
-                    weights[name] = as_weights(stored, tensors[name])
     for name in file.profile.nested:
-        if name not in weights:
+        stored = file.network.mapped(name)
+        if stored is None:
             weights[name] = file.tensor(name).reshape(-1)
+        else:
+            weights[name] = as_weights(stored, file.network.tensors[name])
     return weights
-
-
-def is_delivery(file: File) -> bool:
-    """Whether a file is a delivery file, which holds no tensor as it is."""
-    return bool(file.network.downloads)
-
-
-def stored_bytes(path: Path, file: File) -> dict[str, NDArray[np.uint8]]:
-    """The tensors of a local file that is no shard index, as it holds them; nothing is read."""
-    start = file.file_size - file.data_size
-    # Copy on write, as PyTorch has no tensors that can't be written to.
-    mapped = np.memmap(path, np.uint8, mode="c")
-    if mapped.size != file.file_size:
-        raise InputChanged(f"{path}: was modified while it was opened")
-    return {
-        name: mapped[start + info.start : start + info.stop] for name, info in file.tensors.items()
-    }
 
 
 def as_weights(stored: NDArray[Any], info: TensorInfo) -> NDArray[Any]:
@@ -290,14 +260,3 @@ def as_weights(stored: NDArray[Any], info: TensorInfo) -> NDArray[Any]:
     if stored.ctypes.data % info.dtype.words.itemsize:
         stored = stored.copy()
     return as_array(stored, info)
-
-
-def _local_files(source: Any) -> list[Path]:
-    """The files of a network on this machine, none if it is elsewhere."""
-    if not isinstance(source, str | os.PathLike) or not os.path.isfile(source):
-        return []
-    path = Path(source)
-    if path.suffix != ".json":
-        return [path]
-    weight_map = json.loads(path.read_bytes())["weight_map"]  # elsa_format.open has checked it
-    return [path.parent / name for name in sorted(set(weight_map.values()))]

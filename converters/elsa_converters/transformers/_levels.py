@@ -1,7 +1,6 @@
 """The levels of a model that transformers has loaded."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -18,9 +17,7 @@ from elsa_converters.torch._levels import (
     Packed,
     as_weights,
     check_count,
-    is_delivery,
     show,
-    stored_bytes,
 )
 from elsa_converters.torch._load import changed, level_of, unwrapped
 from elsa_converters.torch._tensors import (
@@ -63,13 +60,14 @@ class Network:
             self.files.append(file)
             if file.profile.single:
                 raise InvalidOption(f"{path}: holds one level only; load it without ElsaConfig")
-            if not delivered:
-                if is_delivery(file):
+            for name in () if delivered else file.tensors:
+                stored = file.network.mapped(name)
+                if stored is None:
                     raise InvalidOption(
                         f"{path}: is a delivery file, which transformers cannot read; "
                         "load its directory without variant="
                     )
-                self.content |= stored_bytes(Path(path), file)
+                self.content[name] = stored
             self.profile = file.profile
             self.infos |= file.tensors
             self.holder |= dict.fromkeys(file.tensors, file)

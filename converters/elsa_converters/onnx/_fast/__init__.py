@@ -1,1 +1,1 @@
-"""Sparse operators in a graph: which layers they can compute, and which of these are faster."""
+"""Let sparse operators compute the layers that are faster with them."""

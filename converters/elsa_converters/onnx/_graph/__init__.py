@@ -1,1 +1,1 @@
-"""Graphs of operators: walk them, simplify them, and see what reaches weights."""
+"""Walk and simplify graphs, and find the weights that multiply activations."""

@@ -1,1 +1,1 @@
-"""A level of an ELSA file and the graph that it belongs to."""
+"""Fit an ELSA file to a template, and read a level of it."""

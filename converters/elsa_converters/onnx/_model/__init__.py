@@ -1,1 +1,1 @@
-"""ONNX models in files: read without their weights, written with them."""
+"""Read ONNX models without their weights, and write them with their weights."""

@@ -1,1 +1,1 @@
-"""What is run on this machine: sessions of a level, and how much each level costs."""
+"""Run levels on this machine, and measure what each costs."""

@@ -1,1 +1,1 @@
-"""What is written: templates, a level, or all levels in one graph."""
+"""Write a template, a level, or all levels in one graph."""
