@@ -154,6 +154,8 @@ def fetch(
         for copy in copies:
             copy.check(part)
         meter = Meter(progress, extra + sum(copy.missing(part) for copy in copies))
+        for copy in copies:  # or another fetch into this directory would replace side files
+            copy.claim()
         for file in wanted:  # first: where a level is, all that goes with it is, too
             transferred += file.bring(meter, force=force)
         for copy in copies:

@@ -20,6 +20,7 @@ from elsa_format._errors import (
     OutputExists,
 )
 from elsa_format._options import Limit
+from elsa_format._output.atomic import unfinished
 from elsa_format._storage import Reader, Storage, open_storage, open_url
 from elsa_format._storage.base import PositionedStorage
 from elsa_format._threads import Meter
@@ -72,6 +73,7 @@ class Copy(PositionedStorage):
         if self._file >= 0:
             if self._is_new and not self.have and self._has_name():
                 self.path.unlink(missing_ok=True)
+            unfinished.discard(self.path)
             os.close(self._file)
             self._file = -1
 
@@ -233,6 +235,19 @@ class Copy(PositionedStorage):
 
     # --- Writing ----------------------------------------------------------------------------------
 
+    def claim(self) -> None:
+        """Have the output under its lock, if it did not exist: nothing is refused any more."""
+        if self._file >= 0:
+            return
+        try:
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _BINARY
+            self._file = os.open(self.path, flags, 0o666)
+        except FileExistsError:  # since `begin` looked
+            raise self._in_use() from None
+        self._take()
+        self._is_new = True
+        unfinished.add(self.path)
+
     def complete(self, part: int, meter: Meter) -> None:
         """Download what is missing or damaged, part by part."""
         self._write_start()
@@ -282,23 +297,13 @@ class Copy(PositionedStorage):
 
     def _write_start(self) -> None:
         """Have the header and the head in the output."""
-        if self._file < 0:
-            self._create()
         if self._is_other:
             os.truncate(self._file, 0)
         if self._stored(0, len(self._start)) != self._start:
             self._write(0, self._start)
 
-    def _create(self) -> None:
-        try:
-            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _BINARY
-            self._file = os.open(self.path, flags, 0o666)
-        except FileExistsError:  # since `begin` looked
-            raise self._in_use() from None
-        self._take()
-        self._is_new = True
-
     def _write(self, position: int, data: bytes) -> None:
+        unfinished.discard(self.path)
         try:
             os.lseek(self._file, position, os.SEEK_SET)
             view = memoryview(data)

@@ -13,15 +13,16 @@ from elsa_format._output import together
 
 _OPEN_FILES = "/proc/self/fd"
 
-_temporary: set[Path] = set()
+unfinished: set[Path] = set()
+"""What goes when the process ends: temporary names, and outputs that hold nothing yet."""
 _folders: list[Path] = []
 """Made for files that have no name yet."""
 
 
 def leave_nothing(seconds: float) -> None:
-    """Remove what has a temporary name, and let no name come or go any more: the process ends."""
+    """Remove what is unfinished, and let no name come or go any more: the process ends."""
     together.names.acquire(timeout=seconds)
-    for path in _temporary:
+    for path in [*unfinished]:
         path.unlink(missing_ok=True)
     for folder in reversed(_folders):
         _remove_empty(folder)
@@ -91,13 +92,13 @@ class AtomicFile:
 
     def _take_temporary(self) -> Path:
         self._temporary = self.path.with_name(f".elsa-{os.urandom(8).hex()}.tmp")  # fits any system
-        _temporary.add(self._temporary)
+        unfinished.add(self._temporary)
         return self._temporary
 
     def _remove_temporary(self) -> None:
         if self._temporary is not None:
             self._temporary.unlink(missing_ok=True)
-            _temporary.discard(self._temporary)
+            unfinished.discard(self._temporary)
             self._temporary = None
 
     def write_at(self, position: int, data: Any) -> None:

@@ -121,6 +121,35 @@ def test_shards_and_side_files_at_once(server: Server, tmp_path: Path) -> None:
     assert {path.name for path in out.iterdir()} == {path.name for path in found[0].iterdir()}
 
 
+@pytest.mark.parametrize("force", [False, True])
+def test_side_files_are_of_the_network_that_is_there(
+    server: Server, tmp_path: Path, force: bool
+) -> None:
+    """They are downloaded first, but not before the weights, new ones too, are locked."""
+    for seed, name in enumerate(("one", "two")):
+        (tmp_path / name).mkdir()
+        weights = {"w": np.random.default_rng(seed).standard_normal((200, 60)).astype(np.float32)}
+        elsa.pack(weights, tmp_path / name / "model.safetensors", sparsities=[90])
+        (tmp_path / name / "config.json").write_text(f'"{name}"')
+        elsa.ship(tmp_path / name, tmp_path / f"{name} shipped")
+    ours, theirs, out = tmp_path / "one shipped", tmp_path / "two shipped", tmp_path / "out"
+    for path in ours.iterdir():
+        server.serve(path.read_bytes(), f"/{path.name}")
+    config = f"{server.url}/config.json"
+
+    def fetch() -> elsa.FetchReport:
+        return elsa.fetch(f"{server.url}/", out, level="dense", force=force)
+
+    with (
+        paused(server, config, 0, fetch) as slower,
+        pytest.raises(elsa.OutputExists, match="another process is fetching it"),
+    ):
+        elsa.fetch(theirs, out, level=1, force=force)
+    assert slower.result().level == "dense"
+    for path in (*ours.iterdir(), *out.iterdir()):
+        assert (out / path.name).read_bytes() == (ours / path.name).read_bytes()
+
+
 @pytest.mark.parametrize("gone", [False, True], ids=["replaced", "removed"])
 def test_the_lock_is_on_the_file_that_has_the_name(
     networks: list[Path], tmp_path: Path, gone: bool, monkeypatch: pytest.MonkeyPatch

@@ -282,6 +282,16 @@ def test_a_first_part_that_is_wrong_leaves_nothing(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_side_file_that_is_missing_leaves_no_weights(
+    server: Server, single: Path, tmp_path: Path
+) -> None:
+    url, out = serve(server, single), tmp_path / "out"
+    del server.files["/config.json"]
+    with pytest.raises(elsa.RemoteError, match="404"):
+        elsa.fetch(f"{url}/", out, level=1)
+    assert not out.exists()
+
+
 def test_force_replaces_nothing_by_what_is_refused(single: Path, tmp_path: Path) -> None:
     """Neither the wrong level, nor a prefix that ends too early, costs the file that is there."""
     raw, out, short = (single / SHIP).read_bytes(), tmp_path / "out", tmp_path / "short"

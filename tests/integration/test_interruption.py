@@ -4,12 +4,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from faulty_server import serving
 from internals import DTYPES, import_line, lay_out, serialize
 
 import elsa_format as elsa
@@ -132,6 +134,25 @@ def test_where_temporary_files_have_names(net: Path, tmp_path: Path) -> None:
         process.send_signal(number)
         process.communicate(timeout=HANGS)
         assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_fetch_of_side_files(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    """The weights have their name already, and hold nothing."""
+    (tmp_path / "net").mkdir()
+    elsa.pack({"w": np.ones((20, 20))}, tmp_path / "net" / "model.safetensors", sparsities=[50])
+    (tmp_path / "net" / "config.json").write_text("{}")
+    elsa.ship(tmp_path / "net", tmp_path / "shipped")
+    out, go_on = tmp_path / "out", threading.Event()
+    with serving() as server:
+        for path in (tmp_path / "shipped").iterdir():
+            server.serve(path.read_bytes(), f"/{path.name}")
+        server.files["/config.json"].faults = [lambda request: go_on.wait(HANGS)]
+        running = Running(out, "fetch", f"{server.url}/", "--level", 1, "-o", out)
+        assert os.listdir(out) == ["model.ship.safetensors"]
+        assert running.stop(number) == (code, b"")
+        go_on.set()
+    assert not out.exists()
 
 
 @pytest.mark.parametrize(
