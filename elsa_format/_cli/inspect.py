@@ -96,7 +96,10 @@ def show(found: dict[str, Any], layers: bool, width: int | None) -> str:
     """Everything `elsa-inspect` prints."""
     delivery, parameters = found.get("delivery"), found["parameters"]
     kinds = [tensor["kind"] for tensor in found["tensors"]]
-    kind = "" if delivery is None else f" delivery file, level {delivery['there']} downloaded"
+    kind = ""
+    if delivery is not None:
+        there = delivery["there"]
+        kind = f" delivery file, {f'level {there}' if there else 'no level'} downloaded"
     title = (
         f"{found['path']}: ELSA {found['version']}{kind}, {cli.show_size(found['file_size'])}, "
         f"{parameters:,} parameters ({cli.share(found['nested_weights'], parameters)} nested) in "

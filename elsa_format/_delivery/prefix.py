@@ -1,5 +1,6 @@
 """What there is of a delivery file: its two headers and the parts that are complete."""
 
+import os
 import sys
 import tempfile
 import zlib
@@ -51,15 +52,21 @@ class Growing(StreamStorage):
                 return self.have
             with closing(self._upstream.reader(self.have, stop)) as reader:
                 while self.have < stop and (data := reader.read(min(stop - self.have, COPIED))):
-                    with self._lock:
-                        self._stream.seek(self.have - self._start)
-                        view = memoryview(data)
-                        while view:
-                            view = view[self._stream.write(view) :]
+                    self._write(self.have - self._start, memoryview(data))
                     self.have += len(data)
             if self.have < stop and isinstance(self._upstream, PipeStorage):
                 self.size = self.have
             return self.have
+
+    def _write(self, position: int, view: memoryview) -> None:
+        while view:
+            if hasattr(os, "pwrite"):  # a forked child shares the position
+                done = os.pwrite(self._stream.fileno(), view, position)
+            else:
+                with self._lock:
+                    self._stream.seek(position)
+                    done = self._stream.write(view)
+            view, position = view[done:], position + done
 
     def read_at(self, position: int, view: memoryview) -> int:
         """Fill as much of the buffer as one read gives from a position."""

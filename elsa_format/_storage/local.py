@@ -116,6 +116,8 @@ class StreamStorage(PositionedStorage, Renewed):
         self._lock = allocate_lock()
 
     def read_at(self, position: int, view: memoryview) -> int:
+        if _is_plain_file(self._stream):  # whose position a forked child shares
+            return os.preadv(self._stream.fileno(), [view], position)
         with self._lock:
             self._stream.seek(position)
             data = self._stream.read(len(view))
@@ -173,6 +175,12 @@ class SpooledStorage(StreamStorage):
 
     def close(self) -> None:
         self._stream.close()
+
+
+def _is_plain_file(stream: IO[bytes]) -> bool:
+    """Whether a stream gives the bytes of its file as they are, and the system reads anywhere."""
+    raw = stream.raw if type(stream) is io.BufferedReader else stream
+    return type(raw) is io.FileIO and hasattr(os, "preadv")
 
 
 def _read_into(stream: IO[bytes], view: memoryview) -> int:

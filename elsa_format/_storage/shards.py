@@ -1,6 +1,7 @@
 """An index, and the places of its shards (spec §10)."""
 
 import os
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote
 
@@ -21,16 +22,15 @@ def read_index(source: Source, limit: Limit | None = None) -> tuple[Index, str]:
 
 def read_index_bytes(source: Source, limit: Limit | None = None) -> tuple[bytes, str]:
     """An index as it is stored, and its name for messages."""
-    storage = open_storage(source)
-    try:
+    with closing(open_storage(source)) as storage:
+        where, stated = storage.name, storage.size or 0
+        if limit is not None:
+            limit.header(stated, where)
         raw = read_exactly(storage.front(), MAX_HEADER + 1)
-        where = storage.name
-    finally:
-        storage.close()
     if len(raw) > MAX_HEADER:
         raise InvalidIndex(f"{where}: more than {MAX_HEADER} bytes")
-    if limit is not None:
-        limit.header(len(raw), where)  # before it is parsed, which takes most of the memory
+    if limit is not None and len(raw) > stated:  # where only the end tells the size
+        limit.header(len(raw) - stated, where)
     return raw, where
 
 

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
@@ -18,10 +18,17 @@ import pytest
 import xxhash
 from bits import same_bits
 from click.testing import CliRunner
+from faulty_server import Server, serving
 from internals import FileStorage, _blocks, find_command, header_bytes
 
 import elsa_format as elsa
 from elsa_report import write_report
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with serving() as state:
+        yield state
 
 
 def shipped(folder: Path, weights: int, block: int) -> Path:
@@ -222,6 +229,22 @@ def test_the_commands_that_write_are_limited(tmp_path: Path) -> None:
         assert not out.exists()
 
 
+def test_an_index_is_limited_before_it_is_read(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where its size is known; else before it is parsed."""
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_bytes(b" " * 5000)
+    url = server.serve(b" " * 5000, "/model.safetensors.index.json", ranges=False, length=False)
+    refused = pytest.raises(elsa.TooLarge, match="a header of 5000 bytes, more than the 4999")
+    with refused:
+        elsa.open(url, max_bytes=4999)
+    monkeypatch.setattr("elsa_format._storage.shards.read_exactly", None)
+    for route in ("open", "load_level", "stream", "verify", "extract", "fetch"):
+        with refused:
+            limited(route)(index, tmp_path / "out.index.json", 4999)
+
+
 DECLARED = 1 << 36
 """Bytes of weights that a header declares, and no machine has."""
 
@@ -275,13 +298,18 @@ def delivered(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks")
 @pytest.mark.filterwarnings("ignore:.*fork.*")
-@pytest.mark.parametrize("kind", ["path", "stream"])
-def test_a_child_goes_on_with_a_stream(delivered: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["path", "stream", "file", "URL"])
+def test_a_child_goes_on_with_a_stream(delivered: Path, kind: str, server: Server) -> None:
     """What the parent's threads decode at the fork is decoded anew, and no lock is held."""
     expected = dict(elsa.stream(delivered, level=2))
+    sources: dict[str, Callable[[], Any]] = {
+        "path": lambda: delivered,
+        "stream": lambda: io.BytesIO(delivered.read_bytes()),
+        "file": lambda: delivered.open("rb"),
+        "URL": lambda: server.serve(delivered.read_bytes()),
+    }
     for after in (1, 2, 3, 1, 2, 3, 1, 2, 3, 1):
-        content = io.BytesIO(delivered.read_bytes())
-        source: Any = delivered if kind == "path" else content
+        source = sources[kind]()
         arrays = elsa.stream(source, level=2)
         for _ in range(after):
             next(arrays)
@@ -292,6 +320,15 @@ def test_a_child_goes_on_with_a_stream(delivered: Path, kind: str) -> None:
             os._exit(0 if same_bits(left, {n: expected[n] for n in list(expected)[after:]}) else 1)
         assert os.waitpid(child, 0)[1] == 0
         assert same_bits(dict(arrays), {n: expected[n] for n in list(expected)[after:]})
+
+
+@pytest.mark.skipif(not hasattr(os, "preadv"), reason="files are read from their position")
+def test_the_position_of_a_file_stays(delivered: Path) -> None:
+    """A forked child shares it, and would read from where the parent has just gone."""
+    with delivered.open("rb") as file, elsa.open(file) as network:
+        os.lseek(file.fileno(), 7, os.SEEK_SET)
+        assert same_bits(network.load(2), elsa.open(delivered).load(2))
+        assert os.lseek(file.fileno(), 0, os.SEEK_CUR) == 7
 
 
 @pytest.mark.parametrize("read", ["stream", "extract", "verify", "load"])
@@ -358,3 +395,11 @@ def test_verify_says_first_what_is_downloaded(delivered: Path, tmp_path: Path) -
         device.write_bytes(whole[:size])
         found = CliRunner().invoke(find_command("verify"), [str(device)])
         assert f"{device}: {words}, 6 tensors" in found.output
+
+
+def test_inspect_says_that_no_level_is_downloaded(delivered: Path, tmp_path: Path) -> None:
+    device = tmp_path / "device.ship.safetensors"
+    with elsa.open_delivery(delivered) as delivery:
+        device.write_bytes(delivered.read_bytes()[: delivery.sizes[1] - 1])
+    found = CliRunner().invoke(find_command("inspect"), [str(device)])
+    assert "delivery file, no level downloaded" in " ".join(found.output.split())
