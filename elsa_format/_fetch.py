@@ -103,7 +103,7 @@ def fetch(
         raise InvalidOption(f"{os.fspath(source)}: a pipe cannot be resumed")
     if is_special(target):
         raise InvalidOption(f"{target}: the output grows in place, so it must be a file")
-    folder, side = find_folder(source), list[SideFile]()
+    folder, side = find_folder(source, Limit(max_bytes)), list[SideFile]()
     if folder is not None:
         source = folder.weights
     into = folder is not None and names_directory(target)

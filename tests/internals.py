@@ -48,6 +48,7 @@ MODULES = {
     "_http": "elsa_format._storage.http",
     "_http_client": "elsa_format._storage.http_client",
     "_survey": "elsa_format._survey",
+    "_places": "elsa_format._storage.shards",
     "_threads": "elsa_format._threads",
     "_train_errors": "elsa_train._errors",
     "_hosts": "elsa_train._hosts",

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elsa_format._container import listing as _listing
-from elsa_format._container.header import read_exactly
 from elsa_format._container.index import is_url
 from elsa_format._container.listing import Entry
 from elsa_format._errors import (
@@ -17,13 +16,15 @@ from elsa_format._errors import (
     InvalidJson,
     OutputExists,
     RemoteError,
+    TooLarge,
     UnsafePath,
 )
+from elsa_format._options import Limit
 from elsa_format._output.atomic import AtomicFile, new_folders
 from elsa_format._output.directory import list_directory
 from elsa_format._storage import Storage, open_storage
 from elsa_format._storage.directory import is_directory, is_weights, weights_file
-from elsa_format._storage.shards import shard_source
+from elsa_format._storage.shards import read_index_bytes, shard_source
 from elsa_format._threads import Meter
 
 COPIED = 1 << 20
@@ -93,17 +94,17 @@ class Folder:
     One that is here needs none: then it is made.
     """
 
-    def __init__(self, source: str | os.PathLike[str]) -> None:
+    def __init__(self, source: str | os.PathLike[str], limit: Limit) -> None:
         self.source = source
         self._made = False
         if is_url(source):
-            self._raw, self.where = _read(self._place(_listing.NAME))
+            self._raw, self.where = _read(self._place(_listing.NAME), limit)
             self._listing = _listing.parse(self._raw, self.where)
             return
         path = Path(source, _listing.NAME)
         self.where = os.fspath(path)
         if path.is_file():
-            self._raw, _ = _read(path)
+            self._raw, _ = _read(path, limit)
             self._listing = _listing.parse(self._raw, self.where)
         else:
             self._listing = list_directory(Path(source), weights_file(source).name)
@@ -152,22 +153,22 @@ class Folder:
         return place
 
 
-def find_folder(source: str | os.PathLike[str]) -> Folder | None:
-    """The model directory that a source is, if it is one.
+def find_folder(source: str | os.PathLike[str], limit: Limit) -> Folder | None:
+    """The model directory that a source is, if it is one; a limit is that of its manifest alone.
 
     A URL is one if it ends in a slash; or if it does not end as weights do, and would have a
     manifest with a slash.
     """
     if not is_url(source):
-        return Folder(source) if is_directory(source) else None
+        return Folder(source, limit) if is_directory(source) else None
     place, mark, query = os.fspath(source).partition("#")[0].partition("?")
     if place.endswith("/"):
-        return Folder(source)
+        return Folder(source, limit)
     if is_weights(place):
         return None
     try:
-        return Folder(f"{place}/{mark}{query}")
-    except (RemoteError, InvalidJson):  # no manifest: the URL may be that of a file
+        return Folder(f"{place}/{mark}{query}", limit)
+    except (RemoteError, InvalidJson, TooLarge):  # no manifest: the URL may be that of a file
         return None
 
 
@@ -189,15 +190,10 @@ def missing(files: list[SideFile], others: Iterable[Path], *, force: bool) -> li
     return wanted
 
 
-def _read(place: str | os.PathLike[str]) -> tuple[bytes, str]:
+def _read(place: str | os.PathLike[str], limit: Limit) -> tuple[bytes, str]:
     """A list, and where it is."""
     try:
-        with contextlib.closing(open_storage(place)) as storage:
-            with contextlib.closing(storage.reader(0, _listing.MAX_SIZE + 1)) as reader:
-                raw = read_exactly(reader, _listing.MAX_SIZE + 1)
-            if len(raw) > _listing.MAX_SIZE:
-                raise InvalidIndex(f"{storage.name}: more than {_listing.MAX_SIZE} bytes")
-            return raw, storage.name
+        return read_index_bytes(place, limit, most=_listing.MAX_SIZE)
     except RemoteError as error:
         if error.status is None or error.status // 100 != 4:
             raise

@@ -20,15 +20,17 @@ def read_index(source: Source, limit: Limit | None = None) -> tuple[Index, str]:
     return parse_index(raw, where), where
 
 
-def read_index_bytes(source: Source, limit: Limit | None = None) -> tuple[bytes, str]:
-    """An index as it is stored, and its name for messages."""
+def read_index_bytes(
+    source: Source, limit: Limit | None = None, *, most: int = MAX_HEADER
+) -> tuple[bytes, str]:
+    """An index, or a manifest, as it is stored, and its name for messages."""
     with closing(open_storage(source)) as storage:
         where, stated = storage.name, storage.size or 0
         if limit is not None:
             limit.header(stated, where)
-        raw = read_exactly(storage.front(), MAX_HEADER + 1)
-    if len(raw) > MAX_HEADER:
-        raise InvalidIndex(f"{where}: more than {MAX_HEADER} bytes")
+        raw = read_exactly(storage.front(), most + 1)
+    if len(raw) > most:
+        raise InvalidIndex(f"{where}: more than {most} bytes")
     if limit is not None and len(raw) > stated:  # where only the end tells the size
         limit.header(len(raw) - stated, where)
     return raw, where

@@ -19,7 +19,7 @@ import xxhash
 from bits import same_bits
 from click.testing import CliRunner
 from faulty_server import Server, serving
-from internals import FileStorage, _blocks, find_command, header_bytes
+from internals import FileStorage, _blocks, _listing, _places, find_command, header_bytes
 
 import elsa_format as elsa
 from elsa_report import write_report
@@ -239,10 +239,30 @@ def test_an_index_is_limited_before_it_is_read(
     refused = pytest.raises(elsa.TooLarge, match="a header of 5000 bytes, more than the 4999")
     with refused:
         elsa.open(url, max_bytes=4999)
-    monkeypatch.setattr("elsa_format._storage.shards.read_exactly", None)
+    monkeypatch.setattr(_places, "read_exactly", None)
     for route in ("open", "load_level", "stream", "verify", "extract", "fetch"):
         with refused:
             limited(route)(index, tmp_path / "out.index.json", 4999)
+
+
+def test_a_manifest_is_limited(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it is parsed; but what answers in its place says nothing of a file."""
+    folder, out = tmp_path / "net", tmp_path / "out"
+    folder.mkdir()
+    raw = shipped(tmp_path, 4096, 6).read_bytes()
+    (folder / "model.ship.safetensors").write_bytes(raw)
+    manifest = b'{"files":{},"version":"1.0","weights":"model.ship.safetensors"}'
+    (folder / "elsa-files.json").write_bytes(manifest.ljust(30_000))
+    url = server.serve(raw, "/net")
+    server.serve(manifest.ljust(30_000), "/net/elsa-files.json")
+    assert elsa.fetch(folder, out, level=1, max_bytes=30_000).level == 1
+    assert elsa.fetch(url, tmp_path / "file", level=1, max_bytes=29_999).level == 1
+    monkeypatch.setattr(_listing, "parse", None)
+    for source in (folder, f"{url}/"):
+        with pytest.raises(elsa.TooLarge, match="a header of 30000 bytes, more than the 29999"):
+            elsa.fetch(source, out, level=1, max_bytes=29_999)
 
 
 DECLARED = 1 << 36
