@@ -145,6 +145,21 @@ def test_hostile_files_get_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         TorchCheckpoint(tmp_path / "none.pt")
 
 
+def test_what_is_refused_does_not_hang_on_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch's words for a pickle that it refuses change with its versions."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise pickle.UnpicklingError("in other words")
+
+    torch.save(nn.Linear(2, 2), tmp_path / "model.pt")
+    expected = str(_error(tmp_path / "model.pt"))
+    monkeypatch.setattr(torch, "load", refuse)
+    assert str(_error(tmp_path / "model.pt")) == expected
+    assert expected.endswith("save model.state_dict()")
+
+
 def _error(path: Path) -> ElsaError:
     with pytest.raises(ElsaError) as caught:
         TorchCheckpoint(path)

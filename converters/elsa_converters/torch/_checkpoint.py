@@ -93,13 +93,11 @@ def _load(path: str | os.PathLike[str]) -> Any:
         if error.errno != errno.EINVAL:  # a seek before the start
             raise
         raise _damaged(where, error) from None
-    except pickle.UnpicklingError as error:
-        if "weights_only" in str(error).lower() or "unsupported" in str(error).lower():
-            raise InvalidCheckpoint(
-                f"{where}: holds more than tensors, which torch.load(weights_only=True) refuses; "
-                "save model.state_dict()"
-            ) from None
-        raise _damaged(where, error) from None
+    except pickle.UnpicklingError:
+        raise InvalidCheckpoint(
+            f"{where}: holds more than tensors, or is damaged: torch.load(weights_only=True) "
+            "refuses it; save model.state_dict()"
+        ) from None
     except Exception as error:  # whatever a damaged pickle does
         raise _damaged(where, error) from None
 
