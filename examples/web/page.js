@@ -57,7 +57,7 @@ async function deliver() {
     if (signal.aborted) return
     const best = bestLevel()
     const here = best ? `What has arrived still answers, up to ${best.title}.` : 'There is no network yet.'
-    $('status').textContent = `Stopped: ${error.message.replace(/^\S+: /, '')}. ${here}`
+    $('status').textContent = `Stopped: ${error.problem ?? error.message}. ${here}`
   }
 }
 

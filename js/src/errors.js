@@ -7,7 +7,7 @@
  *   |'NoSuchLevel'|'InvalidOption'|'RemoteError'|'TooLarge'} ErrorCode
  */
 
-/** The one error of this package; `code` is its name in the registry, `message` one line. */
+/** The one error of this package; `code` is its name in the registry, `message` one line: `files`, then the `problem`. */
 export class ElsaError extends Error {
   /**
    * @param {ErrorCode} code
@@ -19,6 +19,10 @@ export class ElsaError extends Error {
     this.name = 'ElsaError'
     this.code = code
     this.status = status
+    /** What is wrong, without the names of files. */
+    this.problem = message
+    /** The names of the files it is about, an index before its shard. @type {string[]} */
+    this.files = []
   }
 }
 
@@ -69,7 +73,10 @@ export async function about(name, action) {
   try {
     return await action()
   } catch (error) {
-    if (error instanceof ElsaError && name && !error.message.startsWith(name)) error.message = `${name}: ${error.message}`
+    if (error instanceof ElsaError && name && !error.files.includes(name)) {
+      error.files.unshift(name)
+      error.message = [...error.files, error.problem].join(': ')
+    }
     throw error
   }
 }

@@ -143,6 +143,25 @@ test('a source of something else than bytes is told', async () => {
   }
 })
 
+test('an error tells the files apart from the problem, however they are called', async () => {
+  const raw = new Uint8Array(bytes)
+  raw[raw.length - 1] ^= 1
+  for (const name of ['net.safetensors', 'c', 'checksum', 'a b: c']) {
+    await assert.rejects(elsa.load(new File([raw], name), { level: 'dense' }), ({ message, files, problem }) => {
+      assert.deepEqual(files, [name])
+      assert.match(problem, /^checksum of "/)
+      assert.equal(message, `${name}: ${problem}`)
+      return true
+    })
+  }
+  const index = join(dirname(path), '../invalid/InvalidIndex/missing_shard.safetensors.index.json')
+  await assert.rejects(elsa.validate(index), ({ message, files, problem }) => {
+    assert.equal(files[0], index)
+    assert.equal(message, [...files, problem].join(': '))
+    return true
+  })
+})
+
 test('messages are one line that says the file, what was found and what was expected (ELSA-R-078)', async () => {
   const root = new URL('../../spec/vectors/', import.meta.url)
   const read = async name => new File([await readFile(new URL(name, root))], name.split('/').at(-1))
