@@ -27,6 +27,7 @@ from elsa_format import (
     NotElsa,
     TensorMismatch,
 )
+from elsa_format.plugins import variant_name
 
 TEXT = {"vocab_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32}
 LLAMA = {**TEXT, "intermediate_size": 48, "num_key_value_heads": 2}
@@ -200,6 +201,17 @@ def test_statistics_of_a_level(tmp_path: Path) -> None:
         use_level(model, level)
         number = level if isinstance(level, int) else None
         assert state(model) == state(load("resnet", plain(packed, number, tmp_path)))
+    last = max(name for name in dense if name.endswith("running_mean"))
+    with elsa_format.open(path) as file:
+        header = file.network.header
+        at = header.data_start + header.tensors[variant_name(last, 1)].start
+    with open(path, "r+b") as damaged:
+        damaged.seek(at)
+        damaged.write(b"\x7f")
+    before = state(model)
+    with pytest.raises(ElsaError):
+        use_level(model, 1)
+    assert state(model) == before
 
 
 def test_the_model_is_an_ordinary_one(tmp_path: Path) -> None:

@@ -161,14 +161,25 @@ class ModelLevels:
             counts = self.network.nested[stored]
             weights = as_weights(self.network.content[stored], info)
             packed.append(Packed(stored, counts, weights, dtype, tensor))
+        targets = {
+            stored: self._usable(own, held, self.network.infos[stored].shape)
+            for stored, held in self.varying.items()
+        }
+        # Read first, so that a failure writes nothing; but of a delivery file, only what is small.
+        variants = {
+            name: self._variant(name, level) for name in targets if name in self.network.per_level
+        }
         before = None if fresh else self.level
         show(packed, self.network.profile.bits, level, self.network.where, before)
-        for stored, held in self.varying.items():
-            array = self.network.holder[stored].tensor(stored, level)
-            tensor = self._usable(own, held, array.shape)
+        for stored, tensor in targets.items():
+            variant = variants[stored] if stored in variants else self._variant(stored, level)
             with torch.no_grad():
-                tensor.copy_(as_tensor(array, self.network.infos[stored], self.network.where))
+                tensor.copy_(variant)
         self.level = level
+
+    def _variant(self, name: str, level: LevelNumber) -> Tensor:
+        array = self.network.holder[name].tensor(name, level)
+        return as_tensor(array, self.network.infos[name], self.network.where)
 
     def _usable(self, own: Mapping[str, Tensor], name: str, shape: Sequence[int]) -> Tensor:
         tensor = own.get(name)
