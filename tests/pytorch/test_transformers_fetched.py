@@ -90,6 +90,21 @@ def test_a_level_in_the_config(tmp_path: Path) -> None:
         assert state(found) == state(load("bert", plain(packed, 1, tmp_path / folder.name)))
 
 
+@pytest.mark.parametrize("layout", ["bitmask", "csr"])
+def test_a_sparse_layout_says_what_to_run(layout: str, tmp_path: Path) -> None:
+    packed = make("llama", tmp_path, torch.float32)
+    level = tmp_path / "level"
+    elsa_format.extract(packed, level, level=1, layout=layout)
+    with pytest.raises(InvalidOption, match=f"elsa-extract {level} --layout dense -o OUT"):
+        load("llama", level, quantization_config=ElsaConfig(level=1))
+    with pytest.raises(OSError, match=r"no file named model\.fp16\.safetensors"):
+        load("llama", level, variant="fp16", quantization_config=ElsaConfig(level=1))
+    elsa_format.extract(level, tmp_path / "dense again", layout="dense")
+    assert state(load("llama", tmp_path / "dense again")) == state(
+        load("llama", plain(packed, 1, tmp_path))
+    )
+
+
 def test_what_cannot_be_loaded(tmp_path: Path, own_folder: Path) -> None:
     packed = make("llama", tmp_path, torch.float32)
     device = fetched(packed, 1)

@@ -1,4 +1,4 @@
-"""Model directories that hold delivery files, which transformers does not look for.
+"""Model directories that hold delivery files, or sparse layouts: names that transformers lacks.
 
 It has no plug-in for where weights are, so the function that looks for them is wrapped. The wrapper
 acts only where that function has failed.
@@ -30,10 +30,17 @@ def load_fetched_directories() -> None:
         try:
             return plain(**named)
         except OSError:
-            found = _delivery(**named)
-            if found is None:
+            found = _stored_otherwise(**named)
+            asked = (named.get("user_agent") or {}).get("quant") == "elsa"
+            delivered = found is not None and "ship" in found.name.split(".")
+            if found is None or not (asked or delivered):
                 raise
-        if (named.get("user_agent") or {}).get("quant") == "elsa":
+        if not delivered:
+            raise InvalidOption(
+                f"{found}: is a level in a sparse layout; load it without ElsaConfig from what "
+                f"this writes: elsa-extract {found.parent} --layout dense -o OUT"
+            )
+        if asked:
             extract = EXTRACT.get()()
             assert extract is not None, "from_pretrained has it"
             return [extract(found)], None
@@ -46,13 +53,13 @@ def load_fetched_directories() -> None:
     modeling_utils._get_resolved_checkpoint_files = resolve
 
 
-def _delivery(
+def _stored_otherwise(
     pretrained_model_name_or_path: str | os.PathLike[str] | None = None,
     variant: str | None = None,
     download_kwargs: Any = None,
     **_: Any,
 ) -> Path | None:
-    """The delivery file, or the index of several, in the directory that is meant."""
+    """The delivery file, sparse layout, or index of several, in the directory that is meant."""
     subfolder = (download_kwargs or {}).get("subfolder") or ""
     folder = Path(pretrained_model_name_or_path or "", subfolder)
     if not folder.is_dir():
@@ -61,5 +68,6 @@ def _delivery(
         found = Path(weights_file(folder))
     except (InvalidOption, OSError):
         return None
-    wanted = {"ship", variant or "ship"}  # as elsa-ship and elsa-fetch name them
-    return found if wanted <= set(found.name.split(".")) else None
+    variants = set(found.name.split("."))
+    usual = variant is None or variant in variants
+    return found if usual and variants & {"ship", "bitmask", "csr"} else None
