@@ -25,6 +25,7 @@ from elsa_converters.onnx._graph.simplify import cancel_transposes
 from elsa_converters.onnx._graph.walk import rename_uses, used
 from elsa_converters.onnx._model.read import Model
 from elsa_converters.onnx._model.tensors import Weight
+from elsa_format import MissingExtra
 from elsa_format.plugins import TensorInfo, of_array
 
 OPSET = 21  # with IR 10, which onnxruntime has accepted for long
@@ -127,7 +128,10 @@ def _convert(
     function: Function, inputs: Inputs, shapes: Leaves, batch: str | None, opset: int
 ) -> ModelProto:
     """The function as a graph: its inputs, and uses of the leaves by name."""
-    from jax2onnx import to_onnx  # takes seconds
+    try:
+        from jax2onnx import to_onnx  # takes seconds
+    except ImportError as error:
+        raise MissingExtra.of(error, "converting flax models", "flax-onnx") from None
 
     def flat(*values: Any) -> Any:
         with _keyword_pools():

@@ -1,5 +1,6 @@
 """flax models become templates under their parameters' names."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from flax import linen as nn
 from flax import nnx
 
 import elsa_format
+from elsa_format.cli import install_command
 
 
 class Block(nn.Module):
@@ -174,3 +176,12 @@ def test_what_cannot_be_converted_is_said(tmp_path: Path) -> None:
     elsa_format.pack({"d/kernel": m.weights(4, 4), "d/bias": m.weights(4)}, elsa, sparsities=[50])
     with pytest.raises(UnsupportedOnnx, match="jax2onnx"):
         template_from_flax(Odd(), m.weights(4, 4), elsa, tmp_path / "net.onnx", batch=None)
+
+
+def test_without_jax2onnx_it_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "jax2onnx", None)
+    with pytest.raises(elsa_format.MissingExtra) as caught:
+        template_from_flax(nn.Dense(4), m.weights(1, 4), tmp_path / "net", tmp_path / "net.onnx")
+    assert str(caught.value).endswith(f"needs jax2onnx; run: {install_command('flax-onnx')}")

@@ -142,6 +142,7 @@ def level_specs(**changes: Any) -> list[elsa.LevelSpec]:
         ({"levels": level_specs(target=1.5)}, elsa.InvalidProfile),
         ({"levels": level_specs(target=float("nan"))}, elsa.InvalidProfile),
         ({"levels": level_specs(pattern="2/4")}, elsa.InvalidProfile),
+        ({"levels": level_specs(pattern="4:2")}, elsa.InvalidProfile),
         ({"levels": level_specs(metrics={"loss": float("inf")})}, elsa.InvalidProfile),
         ({"levels": level_specs(metrics={"loss": "low"})}, elsa.InvalidProfile),
         ({"levels": level_specs(metrics={"ok": True})}, elsa.InvalidProfile),
