@@ -31,14 +31,13 @@ def choose_level(
     """
     one_of("layout", layout, LAYOUTS)
     wishes = sum(wish is not None for wish in (level, sparsity, max_size))
-    only = network.profile.levels[0].number if network.profile.single else None
     if wishes > 1:
         raise TypeError("give exactly one of level, sparsity, max_size")
     if wishes == 0:
-        if only is None:
+        if len(network.levels) > 1:
             count = len(network.profile.levels)
             raise NoLevelGiven(f"{network.name}: holds {count} levels", _CHOOSE)
-        return only
+        return network.levels[0]
     if level is not None:
         return network.level_number(level)
     if sparsity is not None:
@@ -67,11 +66,8 @@ def _sparsity(network: Network, level: Level) -> float | None:
 
 def _small_enough(network: Network, max_size: int, layout: Layout) -> LevelNumber:
     sizes, numbers = LevelSizes(network), [level.number for level in network.profile.levels]
-    if (
-        layout == "dense"
-        and sizes.size("dense", "dense") <= max_size
-        and not network.profile.single
-    ):
+    dense = layout == "dense" and "dense" in network.levels
+    if dense and sizes.size("dense", "dense") <= max_size:
         return "dense"
     for number in reversed(numbers):
         if sizes.size(number, layout) <= max_size:

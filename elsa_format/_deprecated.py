@@ -48,7 +48,7 @@ def open_delivery(source: Source, *, max_bytes: int | None = None) -> Delivery:
     (1, 2, 3, 'dense')
     """
     file = Delivery(source, max_bytes=max_bytes)
-    if file.network.kind != "delivery":
+    if not file.downloads:
         file.close()
         raise NotElsa(f"{file.path}: is not a delivery file")
     return file

@@ -47,7 +47,7 @@ def inspect(
         InvalidOption: `full` is asked for of a level file.
     """
     with File(source, max_bytes=max_bytes) as file:
-        if file.profile.single:
+        if "dense" not in file.network.levels:
             if full:
                 raise InvalidOption(f"{file.path}: is a level file", "{full} is for an ELSA file")
             return _describe_level(file)
@@ -162,6 +162,6 @@ def _tensors(file: File, kept: Callable[[tuple[int, ...]], Any]) -> list[dict[st
 def _kind(file: File, name: str) -> str:
     if name in file.profile.nested:
         return "nested"
-    if file.profile.single:
+    if "dense" not in file.network.levels:
         return "other"
     return "per-level" if name in file.profile.varying else "shared"

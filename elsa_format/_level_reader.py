@@ -1,7 +1,7 @@
 """Read a network block by block, from whatever holds it: the one way from bytes to weights."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -39,15 +39,15 @@ class LevelReader(Closing):
         *,
         only: TensorInfo | None = None,
         verify: bool = True,
-        proof: "Proof | Literal[False] | None" = None,
+        proof: "Proof | None" = None,
         tick: Callable[[int], object] | None = None,
         problem: Callable[[ChecksumMismatch], object] | None = None,
     ) -> None:
         """Get ready to read what a level needs, or the `only` tensor that is wanted of it.
 
         Who reads all tensors by one reader has them proven when it finishes. Several readers share
-        a `proof`, finished when all of them are; False is for who computes digests anyway. A tensor
-        whose checksum is wrong raises, unless somebody takes the `problem`.
+        a `proof`, finished when all of them are. A tensor whose checksum is wrong raises, unless
+        somebody takes the `problem`.
         """
         self.network, self.name = network, network.name
         self._bytes = network.open(level, only)
@@ -187,12 +187,13 @@ class Proof:
         else:
             self._digests.end_plain(info, info.name, (1,))
 
-    def finish(self) -> None:
-        """Raise DigestMismatch unless all that was read is what was stated."""
+    def finish(self) -> int:
+        """Raise DigestMismatch unless all that was read is what was stated; how much that was."""
         for names, digest in self._stated:
             (lines,) = self._digests.lines
             name = self._network.profile.levels[0].name
             compare_digest(self._network.name, name, digest, {n: lines[n] for n in names})
+        return len(self._stated)
 
 
 def prove(network: Network) -> None:

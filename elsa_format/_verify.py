@@ -1,6 +1,6 @@
 """Check everything the specification asks of a file (spec §2.2)."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from elsa_format._errors import (
     FormatError,
     NonFinite,
 )
-from elsa_format._level_reader import LevelReader
+from elsa_format._level_reader import LevelReader, Proof
 from elsa_format._network import Network, open_network
 from elsa_format._options import whole
 from elsa_format._profile import LevelNumber, variant_name
@@ -115,7 +115,7 @@ class NetworkCheck:
 
     def __init__(self, network: Network) -> None:
         self._network, self._available = network, network.available
-        self._digests = _digests(network, self._available)
+        self._proof, self._digests = Proof(network), _digests(network, self._available)
         self._problems: list[FormatError] = []
 
     def file(
@@ -142,7 +142,7 @@ class NetworkCheck:
         look: Callable[[TensorInfo, NDArray[np.uint8]], object] | None = None,
     ) -> None:
         checker, problem = _Checker(file, digests, self._problems), self._problems.append
-        with LevelReader(file, level, proof=False, tick=tick, problem=problem) as reader:
+        with LevelReader(file, level, proof=self._proof, tick=tick, problem=problem) as reader:
             for info in file.header.tensors.values():
                 if file.holds(info.name, level):
                     blocks = reader.blocks(info)
@@ -157,23 +157,20 @@ class NetworkCheck:
 
     def finish(self) -> int:
         """Raise what is wrong, or return how many digests there were to compare."""
-        lines_of = self.lines()
-        network, levels = self._network, self._network.profile.levels
-        stated: list[tuple[str, str | None, Mapping[str, str]]] = []
-        if network.profile.single:
-            for names, digest in network.digests:
-                of_names = {name: lines_of[0][name] for name in names}
-                stated.append((levels[0].name, digest, of_names))
-        elif network.profile.shard is None:  # else of the whole, of which this is a part
-            found = zip(levels, lines_of, strict=False)
-            stated = [(level.name, level.digest, lines) for level, lines in found]
-        return sum(compare_digest(network.name, *one) for one in stated)
+        lines_of, network = self.lines(), self._network
+        if network.profile.shard is not None:  # digests are of the whole, of which this is a part
+            return 0
+        return self._proof.finish() + sum(
+            compare_digest(network.name, level.name, level.digest, lines)
+            for level, lines in zip(network.profile.levels, lines_of, strict=False)
+        )
 
 
 def _digests(network: Network, available: Sequence[LevelNumber]) -> LevelDigests:
-    """For the digests of the levels that can be read."""
-    sparse = [level for level in available if level != "dense"]
-    return LevelDigests(network.profile.bits, network.limits[: len(sparse)])
+    """For the digests of the levels that can be read; a level file has a Proof instead."""
+    dense = "dense" in network.levels
+    sparse = [level for level in available if dense and level != "dense"]
+    return LevelDigests(network.profile.bits, range(1, len(sparse) + 1))
 
 
 def _seen(
@@ -194,12 +191,16 @@ class _Checker:
     ) -> None:
         profile, self.problems = network.profile, problems
         self.profile, self.digests, self.where = profile, digests, network.name
-        self.checked = not profile.single  # a level file's counters are its own
+        self.checked = "dense" in network.levels  # a level file has no counters
         self.all_levels = range(1, len(digests.lines) + 1)
         numbers = range(1, len(profile.levels) + 1)
         self.variants = {variant_name(n, t): (n, t) for n in profile.per_level for t in numbers}
 
     def check(self, info: TensorInfo, blocks: Iterator[NDArray[np.uint8]]) -> None:
+        if not self.checked:
+            for _ in blocks:
+                pass
+            return
         if info.name in self.profile.nested:
             try:
                 self._check_nested(info, blocks)
@@ -222,12 +223,10 @@ class _Checker:
         position = 0
         for block in blocks:
             words = block.view(info.dtype.words)
-            if self.checked:
-                self._check_words(info, words, counts, position)
+            self._check_words(info, words, counts, position)
             self.digests.update_nested(info.name, words)
             position += words.size
-        if self.checked:
-            self.profile.check_counts(info.name, counts.tolist(), self.where, len(self.all_levels))
+        self.profile.check_counts(info.name, counts.tolist(), self.where, len(self.all_levels))
         self.digests.end_nested(info)
 
     def _check_words(

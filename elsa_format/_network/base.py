@@ -179,10 +179,15 @@ class Network(Closing, ABC):
     # --- Levels ----------------------------------------------------------------------------------
 
     @property
-    def available(self) -> Sequence[LevelNumber]:
-        """The levels that can be read, sparsest first, and then the dense network."""
+    def levels(self) -> Sequence[LevelNumber]:
+        """Its levels, sparsest first, and then the dense network, which a level file lacks."""
         levels = [level.number for level in self.profile.levels]
         return levels if self.profile.single else [*levels, "dense"]
+
+    @property
+    def available(self) -> Sequence[LevelNumber]:
+        """The levels that can be read: of a delivery file, those that were downloaded."""
+        return self.levels
 
     @property
     def downloads(self) -> Mapping[LevelNumber, int]:
@@ -234,11 +239,6 @@ class Network(Closing, ABC):
         if info.name in self.profile.varying:
             return None
         return self.profile.bits if nested else 0
-
-    @property
-    def limits(self) -> Sequence[int]:
-        """Of every level the largest counter that it keeps."""
-        return (NOT_ZERO,) if self.profile.single else range(1, len(self.profile.levels) + 1)
 
     @property
     def counted(self) -> bool:

@@ -60,12 +60,12 @@ class DeliveryNetwork(Network):
 
     @property
     def available(self) -> Sequence[LevelNumber]:
-        return super().available[: self.delivery.prefix.parts]
+        return self.levels[: self.delivery.prefix.parts]
 
     @property
     def downloads(self) -> Mapping[LevelNumber, int]:
         end = self.delivery.prefix.end
-        return {level: end(self.delivery.prefix.part(level)) for level in super().available}
+        return {level: end(self.delivery.prefix.part(level)) for level in self.levels}
 
     @property
     def file_size(self) -> int:

@@ -237,7 +237,7 @@ def attach(
 
 def refuse_one_level(file: File) -> None:
     """Refuse the file of a level: its weights are not told apart by counters any more."""
-    if file.profile.single:
+    if len(file.network.levels) == 1:
         raise InvalidOption(
             f"{file.path}: holds one level only, so there is none to switch to; load_level loads it"
         )

@@ -58,7 +58,7 @@ class Network:
         for path in paths:
             file = elsa_format.open(path)
             self.files.append(file)
-            if file.profile.single:
+            if len(file.network.levels) == 1:
                 raise InvalidOption(f"{path}: holds one level only; load it without ElsaConfig")
             for name in () if delivered else file.tensors:
                 stored = file.network.mapped(name)
