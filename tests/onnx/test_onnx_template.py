@@ -139,6 +139,21 @@ def test_the_original_model_is_a_template_of_any_file_of_a_level(tmp_path, proto
         assert not (tmp_path / "out.onnx").exists()
 
 
+def test_the_original_model_is_a_template_where_the_dense_network_is_a_level(tmp_path) -> None:
+    source = m.save(m.mlp(), tmp_path / "m.onnx")
+    elsa, _ = m.packed(source, tmp_path)
+    kept = tmp_path / "kept.safetensors"
+    elsa_format.extract(elsa, kept, level=2, keep_levels=True)
+    export(elsa, source, tmp_path / "expected.onnx", level=2)
+    export(kept, source, tmp_path / "out.onnx", level="dense")
+    export_all_levels(kept, source, tmp_path / "all.onnx")
+    found, expected = (
+        {name: array.tobytes() for name, array in m.initializers(tmp_path / name).items()}
+        for name in ("out.onnx", "expected.onnx")
+    )
+    assert found == expected
+
+
 def test_what_a_template_says_of_itself_is_not_passed_on(tmp_path: Path) -> None:
     """An exported level serves as template; what is made with it is not that level."""
     elsa, template = m.packed(m.save(m.mlp(), tmp_path / "m.onnx"), tmp_path)

@@ -129,14 +129,12 @@ class ValueCheck:
     """Compares the template's own values of a tensor, if it has any, with the stored ones.
 
     Shared tensors must be equal. Packing changes nested weights by less than 2^bits units in the
-    last place. The template may be a level, so its zeros pass; if a `level` is read, those of the
-    file pass, too. Weights with batch norm folded in do not.
+    last place. Zeros of nested weights pass: the template may be a level, and so may what is read,
+    also the dense network of a file. Weights with batch norm folded in do not.
     """
 
-    def __init__(
-        self, weight: Weight, stored: TensorInfo, bits: int, block: int, *, level: bool = False
-    ) -> None:
-        self.own, self.stored, self.bits, self.level = weight.info, stored, bits, level
+    def __init__(self, weight: Weight, stored: TensorInfo, bits: int, block: int) -> None:
+        self.own, self.stored, self.bits = weight.info, stored, bits
         self.blocks: Iterator[NDArray[np.uint8]] | None = None
         if weight.source is not None:
             factor = weight.info.dtype.size // stored.dtype.size  # 2 if the graph widens
@@ -177,8 +175,7 @@ class ValueCheck:
         a, b = own & magnitude, stored & magnitude
         distance = np.where(a > b, a - b, b - a)
         changed = (distance >= own.dtype.type(1 << self.bits)) | (own ^ stored > magnitude)
-        compared = (a != 0) & (b != 0) if self.level else a != 0
-        return np.flatnonzero(changed & compared)
+        return np.flatnonzero(changed & (a != 0) & (b != 0))
 
 
 def _values(content: NDArray[np.uint8], dtype: Dtype) -> NDArray[Any]:

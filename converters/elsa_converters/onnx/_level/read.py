@@ -104,9 +104,7 @@ class LevelPass:
         bits = self.binding.network.slack(info)
         if bits is None:
             return None
-        return ValueCheck(
-            self.binding.model.weights[step.name], info, bits, BLOCK, level=step.nested is not None
-        )
+        return ValueCheck(self.binding.model.weights[step.name], info, bits, BLOCK)
 
 
 @contextlib.contextmanager
