@@ -8,7 +8,7 @@ import { makeKernels } from './kernels.js'
 import { readLevelFiles } from './level_file.js'
 import { withNetwork } from './network.js'
 import { storedName } from './profile.js'
-import { report, sifter } from './words.js'
+import { checkWords, report, sifter } from './words.js'
 
 /** @import { Delivery } from './delivery.js' */
 /** @import { Line } from './digest.js' */
@@ -60,7 +60,11 @@ async function validateNetwork({ profile: { levels, shard }, parts }) {
       }
       for (const [, found] of lines) found.set(name, startLine(name, entry))
       const there = levels.map(({ level }) => level).filter(level => level <= last).reverse()
-      return sifter(kernels, profile, entry, there, findings, (level, bits, values) => lines.get(level)?.get(name)?.update(bits, values))
+      const sift = sifter(kernels, profile, entry, there, findings, (level, bits, values) => lines.get(level)?.get(name)?.update(bits, values))
+      return (piece, at) => {
+        checkWords(kernels, entry, profile, piece.length, findings)
+        return sift(piece, at)
+      }
     })
   }
   report(findings)

@@ -27,7 +27,7 @@ export function report(findings) {
  * @param {number} bytes
  * @param {Findings} findings
  */
-function checkWords(kernels, { name, dtype }, { bits, levels: { length } }, bytes, findings) {
+export function checkWords(kernels, { name, dtype }, { bits, levels: { length } }, bytes, findings) {
   const width = bitsOf(dtype) / 8
   // The highest 16 bits of +Inf.
   const exponent = 0x8000 - 2 ** (MANTISSA[dtype] + 16 - 8 * width)
@@ -52,7 +52,7 @@ export function checkCount({ name }, { nested }, level, kept, findings) {
 }
 
 /**
- * A visitor of a nested tensor that checks it, and hands out what levels keep of it, counted.
+ * A visitor of a nested tensor that hands out what levels keep of it, counted.
  * @param {Kernels} kernels
  * @param {Profile} profile
  * @param {Entry} entry
@@ -66,7 +66,6 @@ export function sifter(kernels, profile, entry, levels, findings, take) {
   const width = bitsOf(entry.dtype) / 8
   const kept = levels.map(() => 0)
   return async ({ length }, at) => {
-    checkWords(kernels, entry, profile, length, findings)
     for (const [i, level] of levels.entries()) {
       kernels.mask(width, length, 2 ** profile.bits - 1, level)
       const [bits, values] = compact(kernels, width, length)

@@ -1,7 +1,6 @@
 // Answers questions of the tests, one JSON line each: what the package makes of a text, a file, a level.
 import { createHash } from 'node:crypto'
-import { open, readFile } from 'node:fs/promises'
-import { dirname } from 'node:path'
+import { open, readFile, writeFile } from 'node:fs/promises'
 import process from 'node:process'
 import { createInterface } from 'node:readline'
 
@@ -36,11 +35,14 @@ async function* chunksOf(path, size) {
   for (let at = 0; at < bytes.length; at += size) yield bytes.subarray(at, at + size)
 }
 
-/** A file in memory, and its shards if it is an index. */
-const opened = async path => ({
-  source: new Uint8Array(await readFile(path)),
-  files: path.endsWith('.index.json') ? async name => new Uint8Array(await readFile(`${dirname(path)}/${name}`)) : undefined,
-})
+async function delivered(path, use) {
+  const delivery = await elsa.openDelivery(path)
+  try {
+    return await use(delivery)
+  } finally {
+    await delivery.close()
+  }
+}
 
 const answers = {
   json: ({ text, header }) => spell(parseJson(bytesOf(text), 'text', header)),
@@ -53,12 +55,12 @@ const answers = {
   },
   kernels: () => (makeKernels().memory ? 'wasm' : 'plain'),
   async validate({ bytes, path, kind }) {
-    const { source, files } = path ? await opened(path) : { source: bytesOf(bytes) }
-    return (await elsa.validate(source, { kind, files })).digests
+    return (await elsa.validate(path ?? bytesOf(bytes), { kind })).digests
   },
-  async deliver({ path, level }) {
-    const { source, files } = await opened(path)
-    await (await elsa.openDelivery(source, { files })).load(level)
+  async load({ path, kind, level }) {
+    const { tensors } = kind === 'level' ? await elsa.loadLevelFile(path)
+      : kind === 'delivery' ? await delivered(path, delivery => delivery.load(level)) : await elsa.load(path, { level })
+    return hashed(tensors)
   },
   async extract({ path, level, layout, chunk, output }) {
     const file = await open(output, 'w')
@@ -80,10 +82,8 @@ const answers = {
     }
     return result
   },
-  async image({ path, level, output }) {
-    const file = await open(output, 'w')
-    await file.writeFile(await elsa.loadImage(new Uint8Array(await readFile(path)), { level }))
-    await file.close()
+  async image({ path, kind, level, output }) {
+    await writeFile(output, kind === 'delivery' ? await delivered(path, delivery => delivery.image(level)) : await elsa.loadImage(path, { level }))
   },
 }
 

@@ -97,7 +97,7 @@ def test_a_missing_level_comes_before_a_broken_payload(judge: Judge, tmp_path: P
     for level, error in ((1, "InvalidDelivery"), (2, "Incomplete")):
         with elsa_format.open_delivery(path) as file:
             assert error_of(lambda level=level: file.load(level)) == error  # type: ignore[misc]
-        assert judge.answer("deliver", path=path, level=level)["error"] == error
+        assert judge.answer("load", kind="delivery", path=path, level=level)["error"] == error
     shards = make_shards()
     drafts = [Draft(elsa_file(*shard)) for shard in shards]
     drafts[0].payloads[0][-1] += b"\0"
@@ -106,4 +106,4 @@ def test_a_missing_level_comes_before_a_broken_payload(judge: Judge, tmp_path: P
     for level, error in ((1, "InvalidDelivery"), (2, "Incomplete")):
         with elsa_format.open(path) as network:
             assert error_of(lambda level=level: network.load(level)) == error  # type: ignore[misc]
-        assert judge.answer("deliver", path=path, level=level)["error"] == error
+        assert judge.answer("load", kind="delivery", path=path, level=level)["error"] == error
