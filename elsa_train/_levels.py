@@ -124,6 +124,21 @@ def check_blocks(shapes: Mapping[str, Sequence[int]], levels: Sequence[Level], a
                 )
 
 
+def check_growth(level: Level, nonzero: int, frozen: int) -> None:
+    """Refuse a level that is the one before again: near sparsities differ by less than any slack.
+
+    >>> check_growth(Level("50%", 0.5), 490, 490)
+    Traceback (most recent call last):
+    elsa_train._errors.MissedBudget: level 50%: adds no nonzero weights to the 490 that are \
+frozen; train the weights that are not
+    """
+    if nonzero <= frozen:
+        raise MissedBudget(
+            f"level {level.name}: adds no nonzero weights to the {frozen} that are frozen; train "
+            "the weights that are not"
+        )
+
+
 def check_budget(
     level: Level, nonzero: int, budget: int, size: int, tensors: int, advice: str
 ) -> None:
@@ -154,7 +169,7 @@ def check_sparsity(level: Level, tensors: Sequence[tuple[Sequence[int], int]]) -
     >>> check_sparsity(Level("90%", 0.9), [((100, 10), 50)])
     Traceback (most recent call last):
     elsa_train._errors.MissedBudget: level 90%: has 950 zeros, expected about 900; densify must \
-train the weights that are not frozen, or sparsify prune less
+train the weights that are not frozen, or sparsify prune less, or give the scope= that it prunes by
     """
     found = [t for t in tensors if len(t[0]) > 1] or tensors
     sizes = [(math.prod(shape), math.prod(shape) - nonzero) for shape, nonzero in found]
@@ -168,4 +183,7 @@ train the weights that are not frozen, or sparsify prune less
     if zeros <= least:
         advice = "sparsify must return the network with the weights that it prunes at zero"
     expected = f"{least} to {most}" if 0 < least < most else f"about {most}"
-    raise MissedBudget(f"level {level.name}: has {zeros} zeros, expected {expected}; {advice}")
+    raise MissedBudget(
+        f"level {level.name}: has {zeros} zeros, expected {expected}; {advice}, or give the scope= "
+        "that it prunes by"
+    )

@@ -232,6 +232,12 @@ def count_nonzero(params: PyTree) -> list[Wide]:
 
 
 @jax.jit
+def count_frozen(counters: PyTree) -> list[Wide]:
+    """Count the frozen weights of each leaf."""
+    return [_wide.count(n > 0) for n in jax.tree.leaves(counters)]
+
+
+@jax.jit
 def all_finite(tree: PyTree) -> jax.Array:
     """Tell whether no leaf holds Inf or NaN."""
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree)]))

@@ -13,7 +13,7 @@ from elsa_format.plugins import TensorInfo, digest_of_lines, of_array, tensor_li
 from elsa_train import _method
 from elsa_train._errors import FrozenWeightChanged, TrainError
 from elsa_train._hosts import Hosts
-from elsa_train._levels import Level, check_budget, check_levels, check_sparsity
+from elsa_train._levels import Level, check_budget, check_growth, check_levels, check_sparsity
 from elsa_train._method import Rounding
 from elsa_train._sparsify import Scope
 from elsa_train._tree import flatten, size
@@ -141,6 +141,7 @@ def multi_level(
     the one that sparsify prunes by, it must have its budget within 0.1 % of all weights. Without
     one it is unknown which tensors were to be pruned: the zeros must be at least the level's
     sparsity times the tensors that have zeros, and at most that times all tensors, within 1 %.
+    A level that adds no weight to those that are frozen is refused in any case.
 
     >>> def sparsify(network, counters, level):  # a real one trains; frozen weights stay
     ...     kernel, n = network.params["kernel"], counters["kernel"]
@@ -170,7 +171,7 @@ def multi_level(
             _check_frozen(now, trained, f"sparsify at level {level.name}")
             params, n = freeze(trained.params, now.counters, t)
             theta = Network(params, trained.state)
-            _check_level(level, params, scope, stored)
+            check_level(level, params, scope, now.counters)
             record = _record(theta, level, stored, evaluate)
             now = Progress(2 * t - 1, theta, n, (*now.frozen, record))
             on_progress(now)
@@ -220,22 +221,32 @@ def _record(network: Network, level: Level, stored: Any, evaluate: Evaluate) -> 
     )
 
 
-def _check_level(level: Level, params: PyTree, scope: Scope | None, stored: Any) -> None:
-    """Refuse a level without the zeros, or the other weights, that it was to have."""
+def check_level(level: Level, params: PyTree, scope: Scope | None, counters: PyTree) -> None:
+    """Refuse a level without the zeros, or the other weights, that it was to have.
+
+    Counters are above 0 where weights were frozen before it.
+    """
     leaves = flatten(params)
-    nonzero = dict(zip(leaves, map(whole, _method.count_nonzero(params)), strict=True))
+    nonzero, frozen = (
+        dict(zip(leaves, map(whole, counts), strict=True))
+        for counts in (_method.count_nonzero(params), _method.count_frozen(counters))
+    )
+    matrices = [name for name, leaf in leaves.items() if leaf.ndim > 1] or list(leaves)
+    pruned = [name for name in leaves if scope.matches(name)] if scope else matrices
+    found = sum(nonzero[name] for name in pruned)
     if scope is None:
         check_sparsity(level, [(leaf.shape, nonzero[name]) for name, leaf in leaves.items()])
-        return
-    check_budget(
-        level,
-        sum(count for name, count in nonzero.items() if scope.matches(name)),
-        sum(scope.budgets(params, level)),
-        size(params),
-        len(leaves),
-        f"where there are fewer, they are exactly zero or too small for {stored.name}: train "
-        "longer or at a higher learning rate, or prune less",
-    )
+    else:
+        check_budget(
+            level,
+            found,
+            sum(scope.budgets(params, level)),
+            size(params),
+            len(leaves),
+            "where there are fewer, they are exactly zero or too small for the stored dtype: train "
+            "longer or at a higher learning rate, or prune less",
+        )
+    check_growth(level, found, sum(frozen[name] for name in pruned))
 
 
 def zeros(params: PyTree) -> tuple[float, int]:

@@ -11,7 +11,7 @@ from elsa_train._files import cut, read_json, write_json
 from elsa_train._folder import load_initial
 from elsa_train._joint import DENSE, masked
 from elsa_train._levels import Level
-from elsa_train._multilevel import Network
+from elsa_train._multilevel import Network, check_level
 from elsa_train._plan import Phase, Plan
 from elsa_train._report import Row
 from elsa_train._run import Run
@@ -60,7 +60,7 @@ def _wanted(
         total = sum(plan.steps for plan in plans.values()) / run.trainer.steps_per_epoch
         if "equal_epochs" in columns:
             plan = run.plan(EQUAL_EPOCHS, "equal-epochs reference dense", total)
-            yield "equal_epochs", lambda: _train(run, plan, fresh=True)
+            yield "equal_epochs", lambda: _train(run, plan)
         if "alone" in columns:
             yield "alone", lambda: _alone(run, ALONE, ())
         return
@@ -69,7 +69,7 @@ def _wanted(
         plan = run.plan(
             REFERENCE + number, f"reference {level.name}", run.recipe.sparsify_epochs, level
         )
-        yield "reference", lambda: _train(run, plan)
+        yield "reference", lambda: _train(run, plan, level)
     if "equal_epochs" in columns:
         spent = sum(p.steps for n, p in plans.items() if 0 < n <= 2 * number - 1)
         equal = run.plan(
@@ -78,19 +78,22 @@ def _wanted(
             spent / run.trainer.steps_per_epoch,
             level,
         )
-        yield "equal_epochs", lambda: _train(run, equal)
+        yield "equal_epochs", lambda: _train(run, equal, level)
     if "alone" in columns:
         yield "alone", lambda: _alone(run, ALONE + number, (level,))
 
 
-def _train(run: Run, plan: Plan, fresh: bool = False) -> float:
-    """Prune the initial network to one level alone, nothing frozen, and measure it."""
+def _train(run: Run, plan: Plan, level: Level | None = None) -> float:
+    """Prune the initial network to one level alone, nothing frozen, and measure it.
+
+    The dense network, without a level, is trained from scratch.
+    """
     trainer = run.trainer
-    start = trainer.init() if fresh else load_initial(run.output.initial, trainer)
+    start = load_initial(run.output.initial, trainer) if level else trainer.init()
     n = trainer.replicate(_method.counters(start.params))
     run.reporter.expect(plan.steps)
     reached = trainer.run(plan, trainer.start(start), n, run.reporter.watch, partial(_stop, run))
-    return run.measured(reached.network)
+    return _measured(run, reached.network, level)
 
 
 def _alone(run: Run, number: int, levels: tuple[Level, ...]) -> float:
@@ -102,7 +105,15 @@ def _alone(run: Run, number: int, levels: tuple[Level, ...]) -> float:
     start = trainer.start_jointly(plan, trainer.init())
     reached = trainer.run(plan, start, None, run.reporter.watch, partial(_stop, run))
     params = masked(reached.network.params, reached.kept, 1 if levels else DENSE)
-    return run.measured(Network(params, trainer.statistics(params)))
+    network = Network(params, trainer.statistics(params))
+    return _measured(run, network, levels[0] if levels else None)
+
+
+def _measured(run: Run, network: Network, level: Level | None) -> float:
+    """Measure a reference, which must have the sparsity that it is compared at."""
+    if level:
+        check_level(level, network.params, run.scope, _method.counters(network.params))
+    return run.measured(network)
 
 
 def _stop(run: Run, plan: Plan, phase: Phase) -> None:

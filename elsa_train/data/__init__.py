@@ -29,6 +29,8 @@ def load(name: str, data_dir: str | Path = "") -> Data:
         raise BadRecipe(f"dataset {name!r}: found none such, expected one of {', '.join(NAMES)}")
     if not os.fspath(data_dir) and name not in READY:
         raise BadRecipe(f"dataset {name!r} is read from a directory: give data_dir (--data-dir)")
+    if "://" in os.fspath(data_dir):
+        raise BadRecipe(f"dataset {name!r} is read from local files: copy {data_dir} to a folder")
     data = _BUNDLED[name](Path(data_dir))
     return data if name == "text" else check_data(name, data)
 

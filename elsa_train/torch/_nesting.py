@@ -22,7 +22,14 @@ from elsa_train._errors import (
     InfeasibleTraining,
     TrainError,
 )
-from elsa_train._levels import Level, check_blocks, check_budget, check_levels, parse_levels
+from elsa_train._levels import (
+    Level,
+    check_blocks,
+    check_budget,
+    check_growth,
+    check_levels,
+    parse_levels,
+)
 from elsa_train._schedule import Schedule
 from elsa_train.torch import _bits
 from elsa_train.torch._file import write_file
@@ -385,6 +392,7 @@ class Nesting:
             "where there are fewer, they are exactly zero: train before freeze, or give fresh=, "
             "which reinitializes weights that stayed at zero",
         )
+        check_growth(level, nonzero, sum(int((self.counters[n] > 0).sum()) for n in self.prunable))
 
     def _budget(self, level: Level) -> int:
         sizes = [sum(self.params[n].numel() for n in group) for group in self._groups]

@@ -330,6 +330,16 @@ def test_a_level_that_misses_its_budget_is_refused_and_not_frozen() -> None:
     assert nesting.freeze().nonzero == 510
 
 
+def test_a_level_that_is_the_one_before_is_refused() -> None:
+    """Though it is within the slack."""
+    nesting = Nesting(nn.Linear(100, 10), None, "50.1,50")
+    nesting.sparsify()
+    nesting.freeze()
+    nesting.sparsify()
+    with pytest.raises(MissedBudget, match="level 50%: adds no nonzero weights to the 499 that"):
+        nesting.freeze()
+
+
 class Silent(nn.Module):
     """Hidden channels that a negative bias keeps silent once they have lost their weights."""
 

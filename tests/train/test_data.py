@@ -200,6 +200,8 @@ def test_unknown_or_missing_data_is_said():
         load("imaginary")
     with pytest.raises(BadRecipe, match="data_dir"):
         load("cifar10")
+    with pytest.raises(BadRecipe, match="copy gs://bucket/data to a folder"):
+        load("cifar10", "gs://bucket/data")
     with pytest.raises(BadRecipe, match="no_such_module"):
         load("no_such_module:load")
 

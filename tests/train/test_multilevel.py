@@ -151,6 +151,22 @@ def test_levels_that_miss_their_sparsity_are_refused(scope, sparsify, densify, w
     assert len(seen) == (wrong == "level 50%")  # before anything is measured
 
 
+@pytest.mark.parametrize(
+    ("levels", "scope"), [("51,50", None), ("50.1,50", SCOPE)], ids=["no scope", "scope"]
+)
+def test_a_level_that_is_the_one_before_is_refused(levels, scope):
+    """Though it is within the slack: its biases alone may have changed."""
+
+    def densify(network, counters, level):
+        _, scalar = network.params["out"]
+        return Network({**network.params, "out": (jnp.ones(16), scalar)}, network.state)
+
+    start = Network({**PARAMS, "out": (jnp.zeros(16), jnp.asarray(0.5))}, NETWORK.state)
+    _, second = parse_levels(levels)
+    with pytest.raises(MissedBudget, match=f"level {second.name}: adds no nonzero weights to the"):
+        multi_level(start, parse_levels(levels), one_shot, densify, scope=scope)
+
+
 def test_joint_levels_that_miss_their_sparsity_are_refused():
     levels = parse_levels("90,50")
     everything = jax.tree.map(lambda p: jnp.ones(p.shape, jnp.uint8), PARAMS)

@@ -15,7 +15,7 @@ from internals import (
     Plan,
     Reporter,
     Run,
-    _check_level,
+    check_level,
     count_nonzero,
     run_seed,
     table,
@@ -50,12 +50,12 @@ def test_weights_behind_a_silent_channel_are_drawn_anew(run):
     kept = [reached.network.params["conv2"]["kernel"][..., :3] for reached in reached]
     assert np.array_equal(*kept)
     assert np.count_nonzero(kept[0]) > 0.9 * kept[0].size
-    _check_level(LEVEL, reached[0].network.params, run.scope, np.dtype("float32"))
+    check_level(LEVEL, reached[0].network.params, run.scope, n)
     silent = plan.__class__(3, "train", 4, 0.01, 0)
     network = trainer.run(silent, start, n, *IGNORE).network
     assert not np.any(network.params["conv2"]["kernel"][..., :3])
     with pytest.raises(MissedBudget, match=r"level 1%: has \d+ nonzero prunable weights, expected"):
-        _check_level(LEVEL, network.params, run.scope, np.dtype("float32"))
+        check_level(LEVEL, network.params, run.scope, n)
 
 
 IGNORE = (lambda report: None, lambda plan, phase: None)

@@ -8,11 +8,11 @@ import shutil
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from internals import _record, _run, _training, replacing, train, without_state
+from internals import _record, _run, _training, keep_all, replacing, train, without_state
 from PIL import Image
 from test_resume import ARGUMENTS
 
-from elsa_train import FrozenLevel, parse_levels
+from elsa_train import FrozenLevel, Scope, parse_levels
 from elsa_train.data import load
 from elsa_train.data.protocol import identity_of
 
@@ -243,6 +243,16 @@ def test_references_that_no_run_wrote(folder):
         found = again(folder, "--reference")
         assert found.exit_code == 3
         assert "references.json" in found.output
+
+
+@pytest.mark.parametrize("column", ["--reference", "--equal-epochs", "--alone"])
+def test_a_reference_that_misses_its_sparsity_is_refused(folder, column, monkeypatch):
+    """Compared at another sparsity than the level's, it would say nothing."""
+    monkeypatch.setattr(Scope, "select", lambda self, scores, n, *_, **__: keep_all(n))
+    found = again(folder, column)
+    assert found.exit_code == 1
+    assert "level 80%: has " in found.output
+    assert not (folder / "references.json").exists()
 
 
 def test_a_cut_line_of_metrics_is_dropped(folder):
