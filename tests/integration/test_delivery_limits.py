@@ -399,6 +399,8 @@ def test_two_upgrades_at_once(delivered: Path) -> None:
             for done in [pool.submit(delivery.upgrade, "dense") for _ in range(4)]:
                 arrays = done.result()
         assert same_bits(arrays, elsa.open(delivered).load())
+        with pytest.raises(elsa.InvalidOption, match="level dense is loaded, and 2 is not above"):
+            delivery.upgrade(2)
 
 
 def test_verify_says_first_what_is_downloaded(delivered: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from internals import _record, _run, _training, keep_all, replacing, train, without_state
+from internals import Trainer, _record, _run, _training, keep_all, replacing, train, without_state
 from PIL import Image
 from test_resume import ARGUMENTS
 
@@ -243,6 +243,22 @@ def test_references_that_no_run_wrote(folder):
         found = again(folder, "--reference")
         assert found.exit_code == 3
         assert "references.json" in found.output
+
+
+@pytest.mark.parametrize(("factor", "code"), [(1 + 3e-9, 0), (1.005, 0), (1.02, 1)])
+def test_metrics_of_a_resumed_run_are_close_bits_are_equal(folder, factor, code, monkeypatch):
+    """Other devices take the sums of a loss in another order; a wrong network is far off."""
+    unfinish(folder)
+    evaluate = Trainer.evaluate
+
+    def elsewhere(self, *words):
+        found = evaluate(self, *words)
+        return {**found, "loss": found["loss"] * factor}
+
+    monkeypatch.setattr(Trainer, "evaluate", elsewhere)
+    found = again(folder)
+    assert found.exit_code == code, found.output
+    assert ("level 1 measures" in found.output) == bool(code)
 
 
 @pytest.mark.parametrize("column", ["--reference", "--equal-epochs", "--alone"])
