@@ -271,7 +271,7 @@ class File(Closing, Renewed):
             with LevelReader(network, number, only=only, verify=verify, proof=proof) as reader:
                 load_one(step, reader)
 
-        steps = [s for s in network.steps(number) if s.name and loaded[s.name] is None]
+        steps = [s for s in network.steps(number) if s.name is not None and loaded[s.name] is None]
         if network.high_latency or self.data_size < PARALLEL_FROM:
             # One request for all of the data is cheaper than one for each tensor.
             with LevelReader(network, number, verify=self._verify, proof=proof) as reader:
