@@ -6,6 +6,7 @@ These names are as public as those of `elsa_format` itself; its modules with an 
 from elsa_format._choose import choose_level
 from elsa_format._container.arrays import as_array
 from elsa_format._container.dtypes import DTYPES, Dtype, of_array
+from elsa_format._container.foreign import SNIFFED, foreign
 from elsa_format._container.header import TensorInfo
 from elsa_format._container.index import is_index, is_url
 from elsa_format._container.json import dump, is_text
@@ -27,6 +28,7 @@ from elsa_format._writer import Contents
 __all__ = [
     "BLOCK",
     "DTYPES",
+    "SNIFFED",
     "Arena",
     "Checkpoint",
     "Contents",
@@ -54,6 +56,7 @@ __all__ = [
     "digest_of_lines",
     "dump",
     "find_level",
+    "foreign",
     "is_index",
     "is_special",
     "is_text",

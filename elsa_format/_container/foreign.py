@@ -30,17 +30,21 @@ _KINDS = [
 _TORCH = "elsa-pack reads it if its name ends in .pt or .bin"
 
 
-def foreign(first: bytes) -> str | None:
-    """What a file is that starts with these bytes, if it is a known kind other than safetensors.
+def foreign(first: bytes, expected: str = "safetensors") -> str | None:
+    """What a file is that starts with these bytes, if it is a known kind other than expected.
+
+    Args:
+        first: The first bytes of the file, at most `SNIFFED`.
+        expected: What the file should be, as it is called here: "safetensors", "an ONNX model".
 
     >>> foreign(b"GGUF" + bytes(60))
     'is a GGUF file; pack the checkpoint it was made from'
     """
     for pattern, kind, advice in _KINDS:
         if re.match(pattern, first, re.DOTALL):
-            return f"is {kind}; {advice.format(torch=_TORCH)}"
+            return None if kind == expected else f"is {kind}; {advice.format(torch=_TORCH)}"
     if _is_text(first):
-        return "is a text file, not safetensors; name a file of weights"
+        return f"is a text file, not {expected}; name a file of weights"
     return None
 
 

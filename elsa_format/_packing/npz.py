@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elsa_format._container.dtypes import of_array
+from elsa_format._container.foreign import SNIFFED, foreign
 from elsa_format._container.header import TensorInfo
 from elsa_format._container.json import MAX_OFFSET
 from elsa_format._errors import ElsaError, InvalidCheckpoint
@@ -28,7 +29,14 @@ class NpzCheckpoint(Checkpoint):
         self._fortran: set[str] = set()
         self._members: dict[str, str] = {}
         with _refuse_damage(self.path):
-            self._zip = zipfile.ZipFile(path)
+            try:
+                self._zip = zipfile.ZipFile(path)
+            except zipfile.BadZipFile as error:
+                with open(path, "rb") as file:
+                    first = file.read(SNIFFED)
+                cut = first.startswith(b"PK")  # an archive, but not all of it
+                problem = None if cut else foreign(first, "a numpy archive")
+                raise InvalidCheckpoint(f"{self.path}: {problem or error}") from None
         try:
             members = [self._info(member) for member in self._zip.namelist()]
             self.tensors = {info.name: info for info in members}

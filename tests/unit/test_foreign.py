@@ -73,6 +73,30 @@ def test_files_of_other_kinds(
         elsa.pack(path, io.BytesIO(), sparsities=[50])
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "found"),
+    [
+        (name, content, found)
+        for name in ("net.npz", "net.onnx")
+        for content, found in (
+            (b"version https://git-lfs.github.com/spec/v1\n", "a git-lfs pointer.*git lfs pull"),
+            (b"<!DOCTYPE html>\n<html>", "a web page; take the link of the file"),
+            (b"root:x:0:0:root:/root:/bin/bash\n", "a text file, not a.*; name a file of weights"),
+        )
+    ]
+    + [
+        ("net.npz", b"PK\x03\x04" + bytes(60), "File is not a zip file"),  # cut
+        ("net.onnx", b"\x08\x08\x12\x07pytorch", "not an ONNX model: no graph"),
+    ],
+)
+def test_files_of_other_kinds_by_names_that_others_read(
+    tmp_path: Path, name: str, content: bytes, found: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(elsa.FormatError, match=f"{name}: .*{found}"):
+        elsa.pack(tmp_path / name, io.BytesIO(), sparsities=[50])
+
+
 def test_a_directory(tmp_path: Path) -> None:
     for read in (elsa.open, elsa.verify, elsa.load_level):
         with pytest.raises(IsADirectoryError, match=r"holds no \.safetensors file"):

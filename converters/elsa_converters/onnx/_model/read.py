@@ -24,6 +24,7 @@ from elsa_converters.onnx._model.tensors import (
     weight_of,
 )
 from elsa_converters.onnx._model.wire import OWN_FILE, without_large_data
+from elsa_format.plugins import SNIFFED, foreign
 
 TEMPLATE_KEY = "elsa_template"
 """Entry of metadata_props that marks a template: its weights are in an ELSA file."""
@@ -104,6 +105,17 @@ def bare(tensor: TensorProto) -> TensorProto:
 
 def parse_model(path: Path) -> ModelProto:
     """The model of a file as it is, without large data."""
+    try:
+        return _parsed(path)
+    except InvalidOnnx:
+        with open(path, "rb") as file:
+            problem = foreign(file.read(SNIFFED), "an ONNX model")
+        if problem is None:
+            raise
+        raise InvalidOnnx(f"{path}: {problem}") from None
+
+
+def _parsed(path: Path) -> ModelProto:
     with open(path, "rb") as file:
         try:
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as buffer:
