@@ -337,7 +337,7 @@ def report(
     if as_json and target != "-" and descriptor(target) != 1:
         answer(text)
     elif as_json or (summary and not quiet):
-        say(text if as_json else summary, err=True)
+        say(text if as_json else wrap(summary, columns(err=True)), err=True)
 
 
 def keep_apart(source: str, target: str) -> None:
@@ -496,11 +496,17 @@ def cut(text: str, size: int) -> str:
     return f"{text[: size // 2]}…{text[len(text) - (size - 1) // 2 :]}"
 
 
-def wrap(text: str, width: int | None) -> str:
-    """Lines that fit a width, broken between words; those that follow are indented."""
+def wrap(text: str, width: int | None, *, indent: int = 2) -> str:
+    """Lines that fit a width, broken between words; those that follow are indented.
+
+    Args:
+        text: The lines.
+        width: The most characters in a line, or None.
+        indent: How far the lines that follow are indented.
+    """
     if width is None:
         return text
     fill = textwrap.TextWrapper(
-        width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+        width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
     ).fill
     return "\n".join(fill(line) if len(line) > width else line for line in text.split("\n"))

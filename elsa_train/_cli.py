@@ -18,13 +18,16 @@ from elsa_format import ElsaError, MissingExtra
 from elsa_format.cli import (
     SETTINGS,
     VERSION,
+    columns,
     escape,
     install_command,
     needs_extra,
     reports_errors,
     say,
     standard_output,
+    wrap,
 )
+from elsa_format.cli import table as aligned
 from elsa_train._errors import TrainError
 from elsa_train._levels import parse_levels
 from elsa_train._recipe import CHOICES, FIELDS, MOST, Recipe, read_recipe, recipe_names
@@ -290,7 +293,7 @@ def _train(
             for n, path in curves.items()
         }
         wanted = {"reference": reference, "equal_epochs": equal_epochs, "alone": alone}
-        columns = [column for column, is_wanted in wanted.items() if is_wanted]
+        also = [column for column, is_wanted in wanted.items() if is_wanted]
         found = []
         for number, output in outputs.items():
             reporter = _report.Reporter(
@@ -304,7 +307,7 @@ def _train(
                         output,
                         reporter,
                         restart=restart,
-                        columns=columns,
+                        columns=also,
                         only=only,
                     )
                 )
@@ -312,7 +315,8 @@ def _train(
                 reporter.close()
         if not first:
             return
-        text = _report.table(found, recipe.measure)
+        cells = _report.cells(found, recipe.measure)
+        text = _report.markdown(cells)
         with replacing(table) as temporary:
             temporary.write_text(text, "utf-8")
         if plots:
@@ -333,7 +337,12 @@ def _train(
         ]
         say(json.dumps({"output": str(folder), "runs": runs}, indent=2))
     elif not quiet:
-        say(text.rstrip("\n"))
+        width = columns()
+        if width is None or max(map(len, text.splitlines())) <= width:
+            say(text.rstrip("\n"))
+        else:
+            say(aligned(cells, width=width))
+            say(f"wrote {table}", err=True)
         for output in outputs.values():
             say(f"wrote {output.model}", err=True)
 
@@ -391,10 +400,11 @@ def list_recipes(as_json: bool) -> None:
     if as_json:
         say(json.dumps({name: asdict(recipe) for name, recipe in recipes.items()}, indent=2))
         return
-    wide = max(map(len, recipes))
+    wide, width = max(map(len, recipes)), columns()
     for name, recipe in recipes.items():
         data = "" if recipe.dataset in READY else "; needs --data-dir"
-        say(f"{name:<{wide}}  {escape(recipe.summary)}{data}")
+        text = f"{name:<{wide}}  {escape(recipe.summary)}{data}"
+        say(wrap(text, width, indent=wide + 2))
         say(f"{'':<{wide}}  {recipe.scope}: levels {recipe.levels}")
 
 

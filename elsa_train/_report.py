@@ -182,19 +182,16 @@ def mean_std(values: Sequence[float | None]) -> tuple[float, float] | None:
     return statistics.fmean(found), statistics.pstdev(found)
 
 
-def table(seeds: Sequence[Sequence[Row]], measure: Measure = ACCURACY) -> str:
-    """Write the paper's table: a row per level, mean ± std over the seeds."""
+def cells(seeds: Sequence[Sequence[Row]], measure: Measure = ACCURACY) -> list[list[str]]:
+    """Return the paper's table: a head, then a row per level, mean ± std over the seeds."""
     labels = {column: f"{label}{measure.unit}" for column, _, label in COLUMNS}
     columns = [c for c in labels if any(getattr(row, c) is not None for row in seeds[0])]
     heads = [labels[c] for c in columns] + [f"ELSA, {m.replace('_', ' ')}" for m in measure.also]
-    lines = [
-        "| level | actual sparsity | " + " | ".join(heads) + " |",
-        "| --- | --- | " + " | ".join("---" for _ in heads) + " |",
-    ]
+    lines = [["level", "actual sparsity", *heads]]
     for rows in zip(*seeds, strict=True):
         zeros = statistics.fmean(row.sparsity for row in rows)
         sparsity = "" if rows[0].level == "dense" and not zeros else f"{zeros:.4%}"
-        cells = []
+        line = [rows[0].level, sparsity]
         values = [[getattr(row, column) for row in rows] for column in columns]
         values += [[of_language(row.elsa)[metric] for row in rows] for metric in measure.also]
         for value in values:
@@ -202,6 +199,13 @@ def table(seeds: Sequence[Sequence[Row]], measure: Measure = ACCURACY) -> str:
             cell = "" if found is None else measure.show(found[0])
             if found is not None and len(seeds) > 1:
                 cell += f" ± {measure.show(found[1])}"
-            cells.append(cell)
-        lines.append(f"| {rows[0].level} | {sparsity} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+            line.append(cell)
+        lines.append(line)
+    return lines
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """Write rows as a Markdown table, the first as its head."""
+    head, *rest = rows
+    lines = [head, ["---"] * len(head), *rest]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)

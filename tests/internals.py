@@ -122,7 +122,7 @@ NAMES = {
     "elsa_train._plan": "Plan",
     "elsa_train._plots": "read_curves",
     "elsa_train._recipe": "CHOICES FIELDS make_recipe recipe_names",
-    "elsa_train._report": "Reporter Row mean_std show_report table",
+    "elsa_train._report": "Reporter Row cells markdown mean_std show_report",
     "elsa_train._run": "Run run_seed",
     "elsa_train._sparsify": "SCORES Request _select_blocks apply_mask keep_all",
     "elsa_train._training": "train_run",

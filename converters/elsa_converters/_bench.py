@@ -102,19 +102,20 @@ def bench(
 
 def show(rows: Any, metric: str, width: int | None = None) -> str:
     """The rows as a table; a level that no other beats has a star."""
-    lines = [["level", "", "sparsity", "size", "download", "memory", "dense", "fast", metric]]
+    # On a narrow terminal the last columns are left out.
+    lines = [["level", "", "sparsity", "dense", "fast", metric, "size", "download", "memory"]]
     for row in rows:
         lines.append(
             [
                 str(row.level),
                 "*" if row.best else "",
                 "-" if row.sparsity is None else f"{row.sparsity:.2%}",
-                show_size(row.size),
-                "-" if row.download is None else show_size(row.download),
-                "-" if row.memory is None else show_size(row.memory),
                 f"{row.dense_seconds * 1e3:.4g} ms",
                 "-" if row.fast_seconds is None else f"{row.fast_seconds * 1e3:.4g} ms",
                 "" if row.quality is None else f"{row.quality:.6g}",
+                show_size(row.size),
+                "-" if row.download is None else show_size(row.download),
+                "-" if row.memory is None else show_size(row.memory),
             ]
         )
     notes = [f"* No other level is at least as good in {metric} and time, and better in one."]

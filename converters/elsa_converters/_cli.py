@@ -29,7 +29,6 @@ from elsa_format.cli import (
     standard_input,
     standard_output,
     table,
-    wrap,
     written_size,
 )
 
@@ -213,7 +212,7 @@ def export(
     summary += ", {} of {} layers sparse".format(*layers) if layers else ""
     summary += "" if size is None else f", {show_size(size)}"
     summary += f" beside {source}" if all_levels else ""
-    summary += "\n" + wrap(show_axes(axes), columns(err=True)) if axes else ""
+    summary += f"\n{show_axes(axes)}" if axes else ""
     report(
         {"level": level, "size": size} | ({"sparse_layers": layers[0]} if layers else {}),
         summary if target != "-" else "",

@@ -140,16 +140,17 @@ def show_level(level: dict[str, Any], layers: bool, width: int | None) -> str:
 def _level_rows(found: dict[str, Any]) -> list[list[str]]:
     levels, dense = found["levels"], found["dense"]
     metrics = sorted({key for level in levels for key in level["metrics"]})
-    rows = [["level", "name", "sparsity", "kept", *(f"as {x}" for x in LAYOUTS), *metrics]]
+    # On a narrow terminal the last columns are left out: what a level is worth comes before sizes.
+    rows = [["level", "name", "sparsity", "kept", *metrics, *(f"as {x}" for x in LAYOUTS)]]
     for level in levels:
         sizes = [cli.show_size(level["sizes"][layout]) for layout in LAYOUTS]
         values = [_number(level["metrics"].get(key)) for key in metrics]
         kept = [f"{level['sparsity']:.3%}", f"{level['nonzero']:,}"]
-        rows.append([str(level["level"]), level["name"], *kept, *sizes, *values])
+        rows.append([str(level["level"]), level["name"], *kept, *values, *sizes])
     values = [_number(dense["metrics"].get(key)) for key in metrics]
     size = cli.show_size(dense["size"])
     # All of it belongs to the dense network; how much of that is zero, no header tells.
-    rows.append(["dense", "", "-", f"{found['nested_weights']:,}", size, "", "", *values])
+    rows.append(["dense", "", "-", f"{found['nested_weights']:,}", *values, size, "", ""])
     if delivery := found.get("delivery"):
         sizes = [cli.show_size(entry["size"]) for entry in delivery["levels"]]
     else:

@@ -180,8 +180,7 @@ def _summary(packed: PackReport) -> str:
         lines.append(f"not nested ({reason}): {_tensors(names, width)}")
     lines += [f"default: {default}" for default in packed.defaults]
     lines += [f"warning: {note}" for note in packed.notes]
-    text = cli.wrap("\n".join(lines), width)
-    return f"{cli.table(rows, left=2, width=width)}\n\n{text}"
+    return "\n".join([cli.table(rows, left=2, width=width), "", *lines])
 
 
 def _tensors(names: Collection[str], width: int | None) -> str:

@@ -60,7 +60,7 @@ def command(
     elif printed != "-":
         cli.answer(summary, printed, force=force)
     elif not quiet:
-        cli.say(summary)  # the exit code says it, too
+        cli.say(cli.wrap(summary, cli.columns()))  # the exit code says it, too
 
 
 def _downloaded(found: DeliveryReport) -> str:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from internals import estimated_downloads, main, open_network
+from terminal import on_a_terminal
 
 import elsa_format as elsa
 from elsa_format import cli
@@ -22,32 +22,6 @@ COLUMNS = 80
 
 def weights(*shape: int, scale: float = 1.0) -> Any:
     return (scale * np.random.default_rng(0).standard_normal(shape)).astype(np.float32)
-
-
-def on_a_terminal(*words: object, columns: int = COLUMNS) -> list[str]:
-    """The lines that a command prints on a terminal."""
-    import fcntl
-    import pty
-    import termios  # not on Windows
-
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
-    with subprocess.Popen(
-        [str(BIN / "elsa"), *map(str, words)], stdin=theirs, stdout=theirs, stderr=theirs
-    ) as process:
-        os.close(theirs)
-        output = b""
-        while True:
-            try:
-                data = os.read(ours, 1 << 16)
-            except OSError:  # the last of the other side was closed
-                data = b""
-            if not data:
-                break
-            output += data
-    os.close(ours)
-    assert process.returncode == 0, output
-    return output.decode().replace("\r\n", "\n").splitlines()
 
 
 @pytest.fixture
@@ -76,6 +50,37 @@ def test_tables_fit_the_terminal(
     level = tmp_path / "level.safetensors"
     elsa.extract(long, level, level=1, layout="bitmask")
     assert max(map(len, on_a_terminal("inspect", level)[3:])) <= COLUMNS
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="no terminals")
+@pytest.mark.parametrize("columns", [60, 80])
+def test_metrics_are_shown_on_a_narrow_terminal(rich: Path, columns: int) -> None:
+    """Sizes are left out before them."""
+    lines = on_a_terminal("inspect", rich, "--no-layers", columns=columns)
+    (head,) = [at for at, line in enumerate(lines) if line.startswith("level ")]
+    assert max(map(len, lines[head:])) <= columns
+    end = lines[head].index("accuracy") + len("accuracy")
+    cells = [line[:end].split()[-1] for line in lines[head + 1 : head + 4]]
+    assert cells == ["0.9", "0.93", "0.95"]
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="no terminals")
+@pytest.mark.parametrize("columns", [60, 80])
+def test_summaries_break_between_words(
+    long: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    elsa.ship(long, "ship.safetensors")
+    elsa.fetch("ship.safetensors", "out.safetensors", level=2)
+    for words in (
+        ["verify", long.name],
+        ["fetch", "ship.safetensors", "--level", "1", "-o", "out.safetensors"],
+        ["extract", long.name, "--level", "1", "-o", f"{'level' * 8}.safetensors"],
+    ):
+        lines = on_a_terminal(*words, columns=columns)
+        assert max(map(len, lines)) <= columns
+        complete = CliRunner().invoke(main, [*words, *(["-f"] if words[0] == "extract" else [])])
+        assert " ".join(line.strip() for line in lines) == complete.output.strip()
 
 
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="no terminals")

@@ -376,12 +376,12 @@ def test_commands(packed, tmp_path):
     assert lines[0].split() == [
         "level",
         "sparsity",
-        "size",
-        "download",
-        "memory",
         "dense",
         "fast",
         "accuracy",
+        "size",
+        "download",
+        "memory",
     ]
     assert lines[6:8] == [
         "No level records accuracy; --metric names another metric.",

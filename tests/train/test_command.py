@@ -279,7 +279,7 @@ def test_table_shows_mean_and_deviation():
         [_report.Row("90%", 0.898, 10, a, r), _report.Row("dense", 0.0, 99, 0.98)]
         for a, r in ((0.9, 0.8), (0.92, 0.8))
     ]
-    lines = _report.table(rows).splitlines()
+    lines = _report.markdown(_report.cells(rows)).splitlines()
     assert lines[2] == "| 90% | 89.8000% | 91.00 ± 1.00 | 80.00 ± 0.00 |"
     assert lines[3] == "| dense |  | 98.00 ± 0.00 |  |"
 

@@ -8,8 +8,10 @@ import sys
 import termios
 
 import pytest
-from internals import Report, Reporter
+from internals import Report, Reporter, recipe_names
 from internals import show_report as show
+from terminal import on_a_terminal
+from test_resume import ARGUMENTS
 
 from elsa_train import FrozenLevel, Level
 
@@ -76,3 +78,23 @@ def test_what_matters_least_is_left_out_first():
     )
     assert show(REPORT, 1e4, 28, 75, 50) == "sparsi…97.5%: step 1234/39100  run 0:01:15 left"
     assert show(REPORT, 1e4, 28, 75, 40) == "sparsify 97.5%: step 1234/39100"
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_the_list_of_recipes_breaks_between_words(width):
+    lines = on_a_terminal("train", "list", columns=width)
+    assert max(map(len, lines)) <= width
+    assert " ".join(" ".join(lines).split()) == " ".join(
+        " ".join(on_a_terminal("train", "list", columns=400)).split()
+    )
+    names = [line.split()[0] for line in lines if not line.startswith(" ")]
+    assert names == recipe_names()  # what follows is indented
+
+
+def test_results_fit_the_terminal(tmp_path):
+    words = ["train", "digits", "-o", tmp_path, *ARGUMENTS, "--plot", "none"]
+    lines = on_a_terminal(*words, columns=40)
+    begin = lines.index("level  actual sparsity   ELSA  reference")
+    assert max(map(len, lines[begin : begin + 4])) <= 40
+    assert lines[begin + 4] == f"wrote {tmp_path}/table.md"
+    assert "| level | actual sparsity | ELSA | reference |" in (tmp_path / "table.md").read_text()

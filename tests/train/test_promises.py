@@ -15,10 +15,11 @@ from internals import (
     Plan,
     Reporter,
     Run,
+    cells,
     check_level,
     count_nonzero,
+    markdown,
     run_seed,
-    table,
     whole,
 )
 
@@ -100,7 +101,7 @@ def test_the_zeros_of_a_dense_network_that_is_the_last_level_are_told(tmp_path, 
     last, dense = run_seed(small, 0, Output(tmp_path), Reporter())
     assert (dense.sparsity, dense.nonzero) == (last.sparsity, last.nonzero)
     assert 0.3 < dense.sparsity < 0.6
-    assert f"| dense | {dense.sparsity:.4%} |" in table([[last, dense]])
+    assert f"| dense | {dense.sparsity:.4%} |" in markdown(cells([[last, dense]]))
 
 
 def test_what_is_held_out_is_never_trained_on_and_the_same_for_every_seed(run, tmp_path):
