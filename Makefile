@@ -96,7 +96,7 @@ test-torch: $(VENV)/ready  ## what needs PyTorch, which make test does without
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile tests/pytorch
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests/docs -k 'torch or transformers or huggingface'
 
-# Of ONNX Runtime: the oldest that has all the operators need, one in between, and the newest.
+# Of ONNX Runtime: the oldest that takes the opset of the tests' models (the operators need 1.17), one between, the newest.
 RUNTIMES := onnxruntime==1.18.1:numpy<2 onnxruntime==1.23.2:numpy onnxruntime:openvino
 test-runtimes:  ## the sparse operators in other versions of ONNX Runtime and OpenVINO, in new environments
 	mkdir -p .cache

@@ -4,6 +4,7 @@ import hashlib
 import re
 import shutil
 import subprocess
+import tomllib
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -36,6 +37,37 @@ def test_links_lead_somewhere() -> None:
         for target in re.findall(r"\]\(([^)#\s]+)", page.read_text("utf-8")):
             if not target.startswith("http"):
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_versions_are_those_that_are_asked_for_and_run() -> None:
+    """What a page says of versions, one file decides: pyproject.toml, the Makefile, or the code."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = " ".join(word for words in project["optional-dependencies"].values() for word in words)
+    make = (ROOT / "Makefile").read_text("utf-8")
+    native = ROOT / "converters" / "elsa_converters" / "onnx_sparse" / "native" / "ops.c"
+
+    def asked(name: str, text: str = extras) -> str:
+        (found,) = set(re.findall(rf"\b{name}[>=]=([\d.]+)", text)) - {""}
+        return found
+
+    def page(name: str) -> str:
+        return " ".join((ROOT / name).read_text("utf-8").split())
+
+    (library,) = re.findall(r"needs ONNX Runtime ([\d.]+) or newer", native.read_text("utf-8"))
+    runtimes = re.findall(r"onnxruntime==([\d.]+):", make)
+    (transformers,) = re.findall(r"TRANSFORMERS \?= ([\d.]+)", make)
+    fast, readme = page("docs/fast.md"), page("README.md")
+    assert f"The library needs {library} or newer" in fast
+    assert f"the Python package asks for {asked('onnxruntime')}." in fast
+    assert f"PyTorch {asked('torch')} is the oldest" in page("docs/pytorch.md")
+    assert f"transformers {asked('transformers')} and newer" in page("docs/huggingface.md")
+    assert f"| PyTorch {asked('torch', make)} with transformers {transformers} |" in readme
+    assert f"| ONNX Runtime {', '.join(runtimes)} and the newest |" in readme
+
+
+def test_links_name_the_repositories_of_today() -> None:
+    for path in [*PAGES, *ROOT.glob("*.md"), *ROOT.glob("spec/*.md"), *ROOT.glob("js/*.md")]:
+        assert "github.com/huggingface/safetensors" not in path.read_text("utf-8"), path.name
 
 
 def test_the_reader_in_another_language_agrees(rich: Path, tmp_path: Path) -> None:
