@@ -421,7 +421,7 @@ def test_verify_says_first_what_is_downloaded(delivered: Path, tmp_path: Path) -
 
 def test_inspect_says_that_no_level_is_downloaded(delivered: Path, tmp_path: Path) -> None:
     device = tmp_path / "device.ship.safetensors"
-    with elsa.open_delivery(delivered) as delivery:
-        device.write_bytes(delivered.read_bytes()[: delivery.sizes[1] - 1])
+    with elsa.open(delivered) as file:
+        device.write_bytes(delivered.read_bytes()[: file.downloads[1] - 1])
     found = CliRunner().invoke(find_command("inspect"), [str(device)])
     assert "delivery file, no level downloaded" in " ".join(found.output.split())
