@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from elsa_format._kernels import kernels
     from elsa_format._layouts import Bitmask, Csr
     from elsa_format._packing.checkpoint import Checkpoint
+    from elsa_format._packing.options import PackOptions
     from elsa_format._packing.pack import PackReport, pack
     from elsa_format._profile import Level, Profile
     from elsa_format._ship import ShipReport, ship
@@ -42,6 +43,7 @@ __all__ = [
     "BitsTooWide",
     "Checkpoint",
     "ChecksumMismatch",
+    "ConflictingOptions",
     "CountMismatch",
     "CounterOutOfRange",
     "Csr",
@@ -76,6 +78,7 @@ __all__ = [
     "NotElsa",
     "NotNested",
     "OutputExists",
+    "PackOptions",
     "PackReport",
     "Profile",
     "ProfileMismatch",
@@ -121,6 +124,7 @@ _HOMES = {
     "File": "_file",
     "Level": "_profile",
     "LevelSpec": "_writer",
+    "PackOptions": "_packing.options",
     "PackReport": "_packing.pack",
     "Profile": "_profile",
     "Report": "_verify",

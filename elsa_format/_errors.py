@@ -15,6 +15,7 @@ ElsaError
 ├── InvalidOption               what was asked for is at fault, not the file (exit code 2)
 │   ├── NoSuchLevel             the level asked for is not in the file
 │   ├── NoLevelGiven            a level has to be chosen, and was not
+│   ├── ConflictingOptions      options exclude one another, or one is missing that another needs
 │   ├── TooLarge                the network takes more memory than allowed
 │   └── packing     InfeasibleLevels · NoSuchTensor (a KeyError, too) · NoGraph, which are
 │                   FormatErrors as well
@@ -236,6 +237,10 @@ class NoSuchLevel(InvalidOption):
 
 class NoLevelGiven(InvalidOption, TypeError):
     """A level has to be chosen, and was not."""
+
+
+class ConflictingOptions(InvalidOption, TypeError):
+    """Options exclude one another, or one is missing that another needs."""
 
 
 class TooLarge(InvalidOption):

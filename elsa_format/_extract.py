@@ -243,7 +243,7 @@ class _Job:
             network.metadata,
             profile.levels[level - 1].metrics,
             any(entry.digest for entry in profile.levels),
-            about=network.about,
+            extra_metadata=network.about,
         )
         with open_writer(target, infos, contents, force=force) as writer:
 

@@ -212,7 +212,9 @@ class SharedWriter:
         assert self._index is not None
         with open_output(self._index, force=self._force) as output:
             assert isinstance(output, Unnamed)
-            output.write_at(0, index_bytes(self._names, self._groups, self._contents.about))
+            output.write_at(
+                0, index_bytes(self._names, self._groups, self._contents.extra_metadata)
+            )
             output.commit()
             self._named.append(output)
 

@@ -93,7 +93,7 @@ class Contents:
     metadata: Mapping[str, str] = field(default_factory=dict)
     dense_metrics: Mapping[str, float] = field(default_factory=dict)
     digests: bool = True
-    about: Mapping[str, Any] = field(default_factory=dict)
+    extra_metadata: Mapping[str, Any] = field(default_factory=dict)
     """What else an index is to say."""
 
     def checked(self) -> "Contents":
@@ -275,9 +275,9 @@ class NetworkWriter:
     """Writes a network: one file, or as many as it has shards."""
 
     def __init__(
-        self, destination: Destination, shards: Sequence[ShardWriter], about: Mapping[str, Any]
+        self, destination: Destination, shards: Sequence[ShardWriter], contents: Contents
     ) -> None:
-        self.destination, self.shards, self._about = destination, shards, about
+        self.destination, self.shards, self._contents = destination, shards, contents
         self._shard_of = {name: shard for shard in shards for name in shard.tensors}
 
     def append(self, name: str, data: NDArray[Any]) -> None:
@@ -292,7 +292,7 @@ class NetworkWriter:
             network += more
         profiles = [shard.write_header(network) for shard in self.shards]
         tensors = [shard.tensors.values() for shard in self.shards]
-        self.destination.commit(tensors, self._about, progress)
+        self.destination.commit(tensors, self._contents.extra_metadata, progress)
         return join_profiles(profiles)
 
 
@@ -312,7 +312,7 @@ def open_writer(
             own = contents.only({info.name for info in infos})
             place = (number, len(groups)) if destination.sharded else None
             shards.append(ShardWriter(output, infos, own, place))
-        yield NetworkWriter(destination, shards, contents.about)
+        yield NetworkWriter(destination, shards, contents)
 
 
 def refuse_same_names(names: Sequence[str]) -> None:

@@ -6,6 +6,8 @@ from typing import Any
 import click
 
 from elsa_format import PackReport, cli, pack
+from elsa_format._counters import MAX_LEVELS, ROUNDINGS
+from elsa_format._packing.options import SCOPES
 
 
 @click.command("pack", context_settings=cli.SETTINGS)
@@ -18,7 +20,7 @@ from elsa_format import PackReport, cli, pack
 )
 @click.option(
     "--scope",
-    type=click.Choice(["global", "uniform"]),
+    type=click.Choice(SCOPES),
     help="Compare magnitudes over all nested tensors, or within each.  [default: global; of a "
     "directory: uniform]",
 )
@@ -45,7 +47,7 @@ from elsa_format import PackReport, cli, pack
     "--levels",
     "level_count",
     metavar="N",
-    type=click.IntRange(1, 255),
+    type=click.IntRange(1, MAX_LEVELS),
     help="With --counters: how many levels there are; N+1 is then dense only, too.  "
     "[default: the largest counter]",
 )
@@ -65,7 +67,7 @@ from elsa_format import PackReport, cli, pack
 )
 @click.option(
     "--rounding",
-    type=click.Choice(["nearest", "overwrite"]),
+    type=click.Choice(ROUNDINGS),
     default="nearest",
     show_default=True,
     help="How a counter enters a weight; overwrite is the paper's.",
@@ -110,15 +112,6 @@ def command(
         --per-level '*running*' -o net.safetensors
     elsa-pack dense.safetensors --counters N.npz --levels 3 -o net.safetensors
     """
-    if sum(map(bool, (sparsities, levels, counters))) != 1:
-        raise click.UsageError("Give one of --sparsities, --level and --counters.")
-    if options["level_count"] is not None and not counters:
-        raise click.UsageError("--levels goes with --counters.")
-    if options["per_level"] and not levels:
-        raise click.UsageError("--per-level takes tensors from --level checkpoints.")
-    if template is not None and target == "-":
-        raise click.UsageError("--template points into a file; -o - is none.")
-    cli.check_shards(dense, target, options["max_shard_size"])
     with cli.progress("packing", quiet=quiet) as shown:
         packed = pack(
             dense,

@@ -8,7 +8,7 @@ from typing import Any
 
 from elsa_format._container.header import TensorInfo
 from elsa_format._container.index import index_bytes, is_index, is_url, shard_names
-from elsa_format._errors import RemoteError
+from elsa_format._errors import ConflictingOptions, RemoteError
 from elsa_format._options import whole
 from elsa_format._output import (
     Output,
@@ -33,8 +33,9 @@ def check_shard_size(target: Target, max_size: int | None) -> None:
         return
     whole("max_shard_size", max_size, low=1)
     if not is_index(target):
-        raise TypeError(
-            "max_shard_size is for an output that ends in .index.json, or a model directory's"
+        raise ConflictingOptions(
+            "the output is one file",
+            "{max_shard_size} is for one that ends in .index.json, or a model directory",
         )
 
 

@@ -1,18 +1,20 @@
-"""What gives every weight its counter: the interface of all ways to do so."""
+"""What gives every weight its counter: the interface, and levels that are given."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from elsa_format import _kernels
 from elsa_format._container.header import TensorInfo
+from elsa_format._counters import MAX_LEVELS
+from elsa_format._errors import CounterOutOfRange, InfeasibleLevels, NotNested, TensorMismatch
 from elsa_format._memory import BLOCK
-from elsa_format._packing.checkpoint import Checkpoint
+from elsa_format._packing.checkpoint import Checkpoint, Words, same_tensor, words_of
 from elsa_format._writer import LevelSpec
 
-Words = NDArray[Any]
 Counters = NDArray[np.uint8]
 Tick = Callable[[int], None]
 
@@ -23,7 +25,7 @@ class Assignment(ABC):
     specs: list[LevelSpec]
     notes: tuple[str, ...] = ()
     """What the user should know about the levels."""
-    starved_advice = ""
+    empty_layers_advice = ""
     """What helps, appended to a note, where a level keeps next to nothing of a tensor."""
     passes = 0
     """How often the weights are read before they are written; for progress only."""
@@ -36,7 +38,99 @@ class Assignment(ABC):
         """The tensor's weights and counters."""
 
 
-def words_of(network: Checkpoint, info: TensorInfo, size: int = BLOCK) -> Iterator[Words]:
-    """The bit patterns of a tensor's weights, block by block."""
-    for block in network.blocks(info.name, size):
-        yield block.view(info.dtype.words)
+class GivenCounters(Assignment):
+    """The paper's N: t = frozen at step t; 0, or T+1 where T is stated, = only dense."""
+
+    def __init__(
+        self, network: Checkpoint, given: Checkpoint, nested: Sequence[str], levels: int | None
+    ) -> None:
+        self.network, self.given = network, given
+        for name, info in given.tensors.items():
+            if name not in network.tensors:
+                raise TensorMismatch(f"{given.path}: tensor {name!r} is not in {network.path}")
+            if info.dtype.numpy is None or info.dtype.numpy.kind not in "iu":
+                raise TensorMismatch(
+                    f"{given.path}: tensor {name!r}: dtype {info.dtype.name}, expected integers"
+                )
+            same_tensor(network.tensors[name], info, given.path, dtype=False)
+            if name not in nested and not network.tensors[name].dtype.nestable:
+                raise TensorMismatch(f"{network.path}: tensor {name!r} cannot carry counters")
+        self.levels = self._count_levels(nested) if levels is None else levels
+        if not 1 <= self.levels <= MAX_LEVELS:
+            problem = CounterOutOfRange if levels is None else InfeasibleLevels
+            raise problem(f"{given.path}: {self.levels} levels, expected 1..{MAX_LEVELS}")
+        self.specs = [LevelSpec(f"level {t}") for t in range(1, self.levels + 1)]
+
+    def _count_levels(self, nested: Sequence[str]) -> int:
+        """T is the largest counter."""
+        largest, zeros = 0, False
+        for name in nested:
+            for block in self._integers(self.given.tensors[name]):
+                if block.size:
+                    largest = max(largest, int(block.max()))
+                    zeros = zeros or int(block.min()) <= 0
+        if largest > 1 and not zeros:
+            self.notes = (
+                f"no counter is 0, so level {largest} keeps every weight; if {largest} stands for "
+                f"the dense network, state the number of levels: {largest - 1}",
+            )
+        return largest
+
+    def _integers(self, info: TensorInfo) -> Iterator[NDArray[Any]]:
+        # As many counters a block as there are weights in a block of the network.
+        weights = self.network.tensors[info.name]
+        size = BLOCK // (weights.dtype.size // 8) * (info.dtype.size // 8)
+        for block in self.given.blocks(info.name, size):
+            assert info.dtype.numpy is not None
+            yield block.view(info.dtype.numpy)
+
+    def blocks(self, info: TensorInfo) -> Iterator[tuple[Words, Counters]]:
+        given, position = self.given.tensors[info.name], 0
+        for words, steps in zip(words_of(self.network, info), self._integers(given), strict=True):
+            top = int(steps.max(initial=0))
+            low = 0 if steps.dtype.kind == "u" else int(steps.min(initial=0))
+            if not 0 <= low <= top <= self.levels + 1:
+                at = int(((steps < 0) | (steps > self.levels + 1)).argmax())
+                raise CounterOutOfRange(
+                    f"{self.given.path}: tensor {info.name!r}: weight {position + at} has counter "
+                    f"{steps[at]}, expected 0..{self.levels + 1}"
+                )
+            counters = steps.astype(np.uint8, copy=False)
+            if top > self.levels:  # T + 1 means 0, and 256 became it
+                counters = np.where(counters > self.levels, np.uint8(0), counters)
+            yield words, counters
+            position += words.size
+
+
+class NestedCheckpoints(Assignment):
+    """Sparse checkpoints, sparsest first; what one keeps, the next keep with the same bits."""
+
+    def __init__(self, network: Checkpoint, levels: list[Checkpoint]) -> None:
+        self.network, self.levels = network, levels
+        self.specs = [LevelSpec(f"level {t}") for t in range(1, len(levels) + 1)]
+        for level in levels:
+            for name in level.tensors:
+                if name not in network.tensors:
+                    raise TensorMismatch(f"{level.path}: tensor {name!r} is not in {network.path}")
+            for info in network.tensors.values():
+                same_tensor(info, level.tensors.get(info.name), level.path)
+
+    def blocks(self, info: TensorInfo) -> Iterator[tuple[Words, Counters]]:
+        position = 0
+        size = BLOCK // 2  # of each: they share the cache
+        levels = [words_of(level, info, size) for level in self.levels]
+        for words, *sparse in zip(words_of(self.network, info, size), *levels, strict=True):
+            counters = np.zeros(words.size, np.uint8)
+            for t, (level, kept) in enumerate(zip(self.levels, sparse, strict=True), 1):
+                at = _kernels.nest(words, kept, t, counters)
+                if at < 0:
+                    continue
+                assert info.dtype.numpy is not None
+                what = "is zero, but a sparser level keeps it"
+                if kept[at : at + 1].view(info.dtype.numpy)[0] != 0:
+                    what = "differs from the dense network's"
+                raise NotNested(
+                    f"{level.path}: tensor {info.name!r}: weight {position + at} {what}"
+                )
+            yield words, counters
+            position += words.size

@@ -1,18 +1,40 @@
-"""What can be packed: the interface of all kinds of checkpoint."""
+"""What can be packed: the interface of all kinds of checkpoint, the kinds, and opening one."""
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from elsa_format._closing import Closing
-from elsa_format._container.header import RESERVED, TensorInfo
-from elsa_format._errors import InvalidCheckpoint, NoGraph, TensorMismatch
+from elsa_format._container.dtypes import of_array
+from elsa_format._container.foreign import SNIFFED
+from elsa_format._container.header import RESERVED, Header, TensorInfo
+from elsa_format._container.index import Index, is_index, is_url, shards_suffix
+from elsa_format._errors import (
+    AlreadyPacked,
+    InvalidCheckpoint,
+    InvalidIndex,
+    InvalidLayout,
+    MissingExtra,
+    NoGraph,
+    TensorMismatch,
+    Truncated,
+)
+from elsa_format._level_document import LevelFile
+from elsa_format._level_document import parse as parse_level
+from elsa_format._memory import BLOCK, give_block, take_block
+from elsa_format._network import open_level
+from elsa_format._profile import KEY
+from elsa_format._storage import fill
+from elsa_format._storage.directory import weights_file
+from elsa_format._storage.shards import read_index, shard_path
 
-PathLike = str | os.PathLike[str]
+FilePath = str | os.PathLike[str]
+Words = NDArray[Any]
 
 
 class Checkpoint(Closing, ABC):
@@ -36,7 +58,7 @@ class Checkpoint(Closing, ABC):
     """For messages."""
     tensors: Mapping[str, TensorInfo]
     metadata: Mapping[str, str] = {}
-    about: Mapping[str, Any] = {}
+    extra_metadata: Mapping[str, Any] = {}
     """What else an index says, where there is one."""
 
     @classmethod
@@ -61,11 +83,11 @@ class Checkpoint(Closing, ABC):
     def check_unchanged(self) -> None:
         """Raise InputChanged if a file was modified since it was opened, where that can be told."""
 
-    def check_template(self, template: PathLike, packed: PathLike) -> None:
+    def check_template(self, template: FilePath, packed: FilePath) -> None:
         """Refuse places that a template could not point to, before anything is packed."""
         raise NoGraph(f"{self.path}: has no graph to write a template of; ONNX has")
 
-    def write_template(self, template: PathLike, packed: PathLike, *, force: bool = False) -> None:
+    def write_template(self, template: FilePath, packed: FilePath, *, force: bool = False) -> None:
         """Write the graph, its weights pointing into the packed file."""
         self.check_template(template, packed)
 
@@ -74,23 +96,6 @@ class Checkpoint(Closing, ABC):
         for name in self.tensors:
             if name.startswith(RESERVED) or name == "__metadata__":
                 raise InvalidCheckpoint(f"{self.path}: tensor {name!r}: the name is reserved")
-
-
-class Adapted(Checkpoint):
-    """An object that does what a checkpoint does, without being derived from one."""
-
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
-        self.path, self.tensors, self.metadata = inner.path, inner.tensors, inner.metadata
-
-    def blocks(self, name: str, size: int) -> Iterator[NDArray[np.uint8]]:
-        return self._inner.blocks(name, size)  # type: ignore[no-any-return]
-
-    def nestable(self, name: str) -> bool:
-        return self._inner.nestable(name)  # type: ignore[no-any-return]
-
-    def close(self) -> None:
-        self._inner.close()
 
 
 def same_tensor(
@@ -107,3 +112,203 @@ def same_tensor(
         raise TensorMismatch(
             f"{where}: tensor {one.name!r}: dtype {other.dtype.name}, expected {one.dtype.name}"
         )
+
+
+def words_of(checkpoint: Checkpoint, info: TensorInfo, size: int = BLOCK) -> Iterator[Words]:
+    """The bit patterns of a tensor's weights, block by block."""
+    for block in checkpoint.blocks(info.name, size):
+        yield block.view(info.dtype.words)
+
+
+# --- Kinds ---------------------------------------------------------------------------------------
+
+
+class ArrayCheckpoint(Checkpoint):
+    """Arrays in memory."""
+
+    def __init__(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        self.path = "<arrays>"
+        self._arrays = {name: np.asarray(array) for name, array in arrays.items()}
+        self.tensors = {
+            name: TensorInfo(name, of_array(array.dtype), array.shape)
+            for name, array in self._arrays.items()
+        }
+        self.refuse_reserved()
+
+    def blocks(self, name: str, size: int) -> Iterator[NDArray[np.uint8]]:
+        """Slices of the array."""
+        return array_blocks(self._arrays[name], size)
+
+
+def array_blocks(array: NDArray[Any], size: int) -> Iterator[NDArray[np.uint8]]:
+    """The bytes of an array in the order of its elements, `size` at a time."""
+    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    for start in range(0, flat.size, size):
+        yield flat[start : start + size]
+
+
+class SafetensorsCheckpoint(Checkpoint):
+    """A plain safetensors file, or the shards that an index names."""
+
+    def __init__(self, source: str | os.PathLike[str]) -> None:
+        self._network = network = open_level(source, _refuse_packed)
+        self.path, self.extra_metadata = network.name, network.about
+        self.tensors, self.metadata = network.tensors, network.metadata
+
+    @property
+    def groups(self) -> Sequence[Sequence[str]]:
+        return self._network.groups
+
+    def blocks(self, name: str, size: int) -> Iterator[NDArray[np.uint8]]:
+        """Read along the file into one buffer."""
+        info = self.tensors[name]
+        buffer = take_block(min(size, info.nbytes))
+        with self._network.open(only=info) as reader:
+            reader.seek(info)
+            for position in range(0, info.nbytes, size):
+                block = buffer[: min(size, info.nbytes - position)]
+                if missing := fill(reader, block.data):
+                    raise Truncated(f"{self.path}: tensor {name!r} ends {missing} bytes early")
+                yield block
+        give_block(buffer)
+
+    def check_unchanged(self) -> None:
+        self._network.check_unchanged()
+
+    def close(self) -> None:
+        self._network.close()
+
+
+def _refuse_packed(header: Header, where: str) -> LevelFile | None:
+    """What a level file says of itself; only a dense one is a checkpoint."""
+    if KEY in header.metadata:
+        raise AlreadyPacked(f"{where}: is an ELSA file already")
+    level = parse_level(header, where)
+    if level and level.layout != "dense":
+        raise InvalidLayout(
+            f"{where}: holds a level in layout {level.layout}",
+            "make it dense first with {extract()}",
+        )
+    return level
+
+
+class ShardedCheckpoint(Checkpoint):
+    """The files that an index names, each a checkpoint by itself."""
+
+    def __init__(self, index: Path, open_shard: Callable[[Path], Checkpoint | None]) -> None:
+        found, self.path = read_index(index)
+        self.extra_metadata = found.about
+        self._shards: list[Checkpoint] = []
+        self._of: dict[str, Checkpoint] = {}
+        tensors: dict[str, TensorInfo] = {}
+        metadata: dict[str, str] = {}
+        try:
+            for file in found.files:
+                path = shard_path(index, file)
+                if not os.path.isfile(path):
+                    raise InvalidIndex(f"{self.path}: shard {file!r} does not exist")
+                shard = open_shard(path)
+                if shard is None:
+                    raise InvalidCheckpoint(f"{path}: is not a file of the kind its name says")
+                self._shards.append(shard)
+                self._check(found, file, shard)
+                tensors |= shard.tensors
+                metadata = {**shard.metadata, **metadata}
+                self._of |= dict.fromkeys(shard.tensors, shard)
+        except BaseException:
+            self.close()
+            raise
+        self.tensors, self.metadata = tensors, metadata
+
+    def _check(self, index: Index, file: str, shard: Checkpoint) -> None:
+        """Compare a shard with the index; other names of tied tensors are in the metadata."""
+        listed = {name for name, where in index.weight_map.items() if where == file}
+        for name in shard.tensors.keys() - listed:
+            raise InvalidIndex(f"{self.path}: tensor {name!r} of {file!r} is not in the index")
+        for name in listed - shard.tensors.keys() - shard.metadata.keys():
+            raise InvalidIndex(f"{self.path}: tensor {name!r} is not in {file!r}")
+
+    @property
+    def groups(self) -> Sequence[Sequence[str]]:
+        """The tensors of each file."""
+        return [list(shard.tensors) for shard in self._shards]
+
+    def blocks(self, name: str, size: int) -> Iterator[NDArray[np.uint8]]:
+        """Those of the shard."""
+        return self._of[name].blocks(name, size)
+
+    def nestable(self, name: str) -> bool:
+        """As the shard has it."""
+        return self._of[name].nestable(name)
+
+    def check_unchanged(self) -> None:
+        """Ask every shard."""
+        for shard in self._shards:
+            shard.check_unchanged()
+
+    def close(self) -> None:
+        """Close every shard."""
+        for shard in self._shards:
+            shard.close()
+
+
+# --- Opening -------------------------------------------------------------------------------------
+
+CheckpointLike = FilePath | Mapping[str, NDArray[Any]] | Checkpoint
+
+
+def open_checkpoint(source: CheckpointLike) -> Checkpoint:
+    """The checkpoint behind a path, in a model directory, a dictionary of arrays, or itself."""
+    if isinstance(source, Checkpoint):
+        return source
+    if isinstance(source, Mapping):
+        return _of_arrays(source)
+    if not isinstance(source, str | os.PathLike):
+        raise TypeError(f"{source!r}, expected a path, a URL, named arrays or a Checkpoint")
+    file: FilePath = weights_file(source, torch=True)
+    if is_url(file) or (is_index(file) and shards_suffix(file) in ("", "safetensors")):
+        return SafetensorsCheckpoint(file)
+    path = Path(file)
+    if is_index(path):
+        return ShardedCheckpoint(path, lambda shard: _of_file(shard, shards_suffix(path)))
+    suffix = path.suffix.lower().lstrip(".")
+    if suffix == "npz":
+        from elsa_format._packing.npz import NpzCheckpoint  # a kind like those of plug-ins
+
+        return NpzCheckpoint(path)
+    return _of_file(path, suffix) or SafetensorsCheckpoint(path)
+
+
+def _of_arrays(source: Mapping[str, Any]) -> Checkpoint:
+    """Arrays in memory; those of a library with a plug-in, such as PyTorch, are its to read."""
+    libraries = {type(value).__module__.partition(".")[0] for value in source.values()}
+    for library in sorted(libraries - {"builtins", "numpy"}):
+        for kind in _plugged_in(library, f"reading arrays of {library}"):
+            return kind(source)  # type: ignore[call-arg]
+    return ArrayCheckpoint(source)
+
+
+def _of_file(path: Path, suffix: str) -> Checkpoint | None:
+    """The file as a checkpoint of a kind that another package reads."""
+    for kind in _plugged_in(suffix, f"{path}: reading .{suffix}"):
+        with open(path, "rb") as file:
+            first = file.read(SNIFFED)
+        if kind.matches(os.fspath(path), first):
+            return kind(path)  # type: ignore[call-arg]
+    return None
+
+
+def _plugged_in(name: str, what: str) -> Iterator[type[Checkpoint]]:
+    """The kinds of checkpoint that other packages have for a suffix or a library.
+
+    An entry point can state the extra that brings what it needs; else that has the same name.
+    """
+    from importlib.metadata import entry_points  # only here, as it takes long to import
+
+    for entry in entry_points(group="elsa.checkpoints", name=name):
+        try:
+            yield entry.load()
+        except ImportError as error:
+            extra = (entry.extras or [name])[0]
+            package = {} if entry.dist is None else {"package": entry.dist.name}
+            raise MissingExtra.of(error, what, extra, **package) from None

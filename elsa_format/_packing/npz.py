@@ -17,8 +17,7 @@ from elsa_format._container.foreign import SNIFFED, foreign
 from elsa_format._container.header import TensorInfo
 from elsa_format._container.json import MAX_OFFSET
 from elsa_format._errors import ElsaError, InvalidCheckpoint
-from elsa_format._packing.arrays import array_blocks
-from elsa_format._packing.checkpoint import Checkpoint
+from elsa_format._packing.checkpoint import Checkpoint, array_blocks
 
 
 class NpzCheckpoint(Checkpoint):

@@ -4,52 +4,35 @@ import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
-from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
+from typing import Unpack
 
 import numpy as np
 
 from elsa_format._container.header import TensorInfo
 from elsa_format._container.index import is_index, is_url
 from elsa_format._container.json import is_text
-from elsa_format._counters import (
-    MAX_LEVELS,
-    ROUNDINGS,
-    Embedding,
-    Rounding,
-    bits_for,
-    check_bits,
-)
+from elsa_format._counters import MAX_LEVELS, Embedding, bits_for, check_bits
 from elsa_format._delivery.estimate import estimated_downloads
 from elsa_format._errors import (
+    ConflictingOptions,
     InfeasibleLevels,
     InvalidCheckpoint,
     InvalidOption,
-    NoSuchTensor,
     OutputExists,
     TensorMismatch,
 )
 from elsa_format._memory import BLOCK, give_block, take_block
-from elsa_format._options import one_of, strings, whole
+from elsa_format._options import whole
 from elsa_format._output import Target
 from elsa_format._output.directory import InDirectory, in_directory
 from elsa_format._output.shards import check_shard_size, group_tensors
-from elsa_format._packing.assignment import Assignment, Words
-from elsa_format._packing.checkpoint import Checkpoint
-from elsa_format._packing.directory import (
-    chosen_by_default,
-    pattern_axes,
-    transformer_notes,
-    unpruned,
-)
-from elsa_format._packing.given import GivenCounters
-from elsa_format._packing.magnitude import SCOPES, MagnitudeLevels, Scope
-from elsa_format._packing.nested import NestedCheckpoints
-from elsa_format._packing.open import CheckpointLike, open_checkpoint
-from elsa_format._packing.pattern import PatternLevels, common_group
-from elsa_format._packing.starved import starved_notes
+from elsa_format._packing.assignment import Assignment, GivenCounters, NestedCheckpoints
+from elsa_format._packing.checkpoint import Checkpoint, CheckpointLike, Words, open_checkpoint
+from elsa_format._packing.layers import empty_layers, transformer_notes
+from elsa_format._packing.one_shot import MagnitudeLevels, PatternLevels
+from elsa_format._packing.options import Choice, PackFields, PackOptions, choose
 from elsa_format._profile import Profile, variant_name
 from elsa_format._storage.directory import is_directory
 from elsa_format._threads import Meter, Progress, no_progress
@@ -61,7 +44,6 @@ from elsa_format._writer import (
     open_writer,
     refuse_same_names,
 )
-from elsa_format.levels import Pattern, Sparsity, check_levels, parse_sparsities
 
 
 @dataclass(frozen=True)
@@ -91,66 +73,47 @@ class PackReport:
 def pack(
     dense: CheckpointLike,
     out: Target,
+    options: PackOptions | None = None,
     *,
-    sparsities: Sparsity | Iterable[Sparsity] | None = None,
-    levels: CheckpointLike | Iterable[CheckpointLike] | None = None,
-    counters: CheckpointLike | None = None,
-    scope: Scope | None = None,
-    axis: int | None = None,
-    include: str | Iterable[str] = (),
-    exclude: str | Iterable[str] = (),
-    nest_all: bool = False,
-    per_level: str | Iterable[str] = (),
-    names: str | Iterable[str] | None = None,
-    level_count: int | None = None,
-    rounding: Rounding = "nearest",
-    digests: bool = True,
     template: str | os.PathLike[str] | None = None,
     max_shard_size: int | None = None,
     jobs: int = 1,
     force: bool = False,
     progress: Progress = no_progress,
+    **fields: Unpack[PackFields],
 ) -> PackReport:
     """Nest levels into a dense checkpoint and write the ELSA file.
-
-    Exactly one of: `sparsities`, one-shot magnitude levels, sparsest first; `levels`, nested sparse
-    checkpoints, sparsest first; `counters`, the paper's N, integers under the same names: t is
-    frozen at level t, 0 in the dense network only. There are as many levels as the largest counter
-    says, or `level_count` T, and then T + 1 is in the dense network only, too. A `template` is what
-    else a kind of checkpoint needs to run, such as ONNX's graph.
-
-    `include`, `exclude` and `per_level` are shell patterns of tensor names; `names` names the
-    levels. Magnitudes are compared over all tensors, or within each if the `scope` is "uniform";
-    N:M patterns lie along an `axis`, the last.
 
     A model directory, as `save_pretrained` writes it, gives a directory, unless `out` ends in
     `.safetensors`; all but other weights is copied. Its one-shot levels are uniform, N:M patterns
     lie along the inputs of each layer, and embeddings, positions, norms, routers and output heads
     are not nested, but with `nest_all`, nor are layers that N:M does not divide.
 
-    An `out` that ends in `.index.json` is written in shards, those of the input or, given
-    `max_shard_size`, as many as it takes; `jobs` shards are written at a time. It may be a URL of a
-    store, such as `s3://bucket/net.safetensors`.
-
     >>> report = pack("dense.safetensors", "packed.safetensors", sparsities=[95, 90, 80])
     >>> report.nested, report.shared
     (('layer',), {'bias': '1-dimensional'})
+
+    Args:
+        dense: A file, a shard index, a model directory, a URL, named arrays or a `Checkpoint`.
+        out: A file, a model directory, a stream, or a URL of a store such as
+            `s3://bucket/net.safetensors`. One that ends in `.index.json` is written in shards,
+            those of the input unless `max_shard_size` is given.
+        options: Which levels are nested into which tensors.
+        template: Where what else a kind of checkpoint needs to run goes, such as ONNX's graph.
+        max_shard_size: Most bytes of a shard.
+        jobs: How many shards are written at a time.
+        force: Replace files that exist.
+        progress: Is told how much is done.
+        **fields: Fields of `PackOptions`, in place of those of `options`.
+
+    Returns:
+        What was packed.
     """
-    if sum(way is not None for way in (sparsities, levels, counters)) != 1:
-        raise TypeError("give exactly one of sparsities, levels, counters")
-    if level_count is not None and counters is None:
-        raise TypeError("level_count goes with counters")
-    one_of("rounding", rounding, ROUNDINGS)
-    folder = Path(dense) if is_directory(dense) else None  # type: ignore[arg-type]
-    default_scope = scope is None
-    if scope is None:
-        scope = "uniform" if folder else "global"
-    one_of("scope", scope, SCOPES)
-    axis = None if axis is None else whole("axis", axis)
+    options = PackOptions(**fields) if options is None else replace(options, **fields)
     jobs = whole("jobs", jobs, low=1)
+    folder = Path(dense) if is_directory(dense) else None  # type: ignore[arg-type]
     out = in_directory(dense, out, sharded=max_shard_size is not None)
     check_shard_size(out, max_shard_size)
-    names = None if names is None else strings("names", names)
     sources: list[Checkpoint] = []
     with contextlib.ExitStack() as stack:
 
@@ -163,84 +126,35 @@ def pack(
         network = opened(dense)
         if template is not None:
             _check_template(network, template, out, force)
-        choice = _choose(
-            network,
-            strings("include", include),
-            strings("exclude", exclude),
-            strings("per_level", per_level),
-        )
+        choice = choose(network, options, folder)
         assignment: Assignment
         variants: list[Checkpoint] = []
-        defaults: tuple[str, ...] = ()
-        if sparsities is not None:
-            parsed = parse_sparsities(sparsities)
-            check_levels(parsed)
-            axes: int | Mapping[str, int] = -1 if axis is None else axis
-            spare = folder is not None and not (nest_all or include)
-            if folder is not None and spare:
-                choice = choice.without(unpruned(network.tensors, folder))
-            patterns = [level for level in parsed if isinstance(level, Pattern)]
-            if folder is not None and patterns:
-                axes, uneven = pattern_axes(network.tensors, common_group(patterns), axis)
-                choice = choice.without(uneven)
-            defaults = chosen_by_default(
-                directory=folder is not None,
-                patterns=bool(patterns),
-                scope=default_scope,
-                axis=axis is None,
-                spared=spare,
-            )
-            if patterns:
-                assignment = PatternLevels(network, patterns, axes)
-            else:
-                fractions = [level for level in parsed if isinstance(level, Fraction)]
-                assignment = MagnitudeLevels(network, fractions, scope, any_order=is_index(out))
-        elif levels is not None:
-            if isinstance(levels, str | os.PathLike | Mapping | Checkpoint):
-                levels = [levels]
-            variants = [opened(level) for level in levels]
+        if options.patterns:
+            assignment = PatternLevels(network, options.patterns, choice.axes)
+        elif options.one_shot:
+            scope = options.scope_of(folder)
+            assignment = MagnitudeLevels(network, options.fractions, scope, any_order=is_index(out))
+        elif options.counters is not None:
+            given = opened(options.counters)
+            choice = choice.only(given.tensors, "no counters given")
+            assignment = GivenCounters(network, given, choice.nested, options.known_count)
+        else:
+            variants = [opened(level) for level in options.checkpoints]
             assignment = NestedCheckpoints(network, variants)
             _check_shared(network, variants, choice)
-        else:
-            assert counters is not None
-            given = opened(counters)
-            choice = choice.only(given.tensors, "no counters given")
-            if level_count is not None:
-                level_count = whole("level_count", level_count, low=1, high=MAX_LEVELS)
-            elif names is not None:
-                level_count = len(names)
-            assignment = GivenCounters(network, given, choice.nested, level_count)
-        if choice.per_level and not variants:
-            raise TensorMismatch(
-                "per-level tensors come from level checkpoints, and none are given"
-            )
-        specs = _name(assignment.specs, names)
-        job = _Job(network, assignment, variants, choice, specs, rounding)
+        specs = _named(assignment.specs, options.level_names)
+        job = _Job(network, options, assignment, variants, choice, specs)
         job.check()
         groups = job.groups(max_shard_size) if is_index(out) else [job.infos]
-        contents = Contents(
-            job.bits,
-            specs,
-            frozenset(choice.nested),
-            choice.per_level,
-            network.metadata,
-            digests=digests,
-            about=network.about,
-        )
         left = out.not_copied if isinstance(out, InDirectory) else []
-        with open_writer(out, groups, contents, force=force) as writer:
+        with open_writer(out, groups, job.contents, force=force) as writer:
             job.run(writer, progress, jobs)
             for checkpoint in sources:
                 checkpoint.check_unchanged()
             profile = writer.finish(progress)
-        report = replace(job.report(profile, left), defaults=defaults)
-        if sparsities is not None and folder is None and not include:
-            nested, other = job.nested.values(), default_scope and not patterns
-            notes = transformer_notes(nested, scope=other)
-            report = replace(report, notes=report.notes + notes)
         if template is not None:
             network.write_template(template, os.fspath(out), force=force)  # type: ignore[arg-type]
-        return report
+        return job.report(profile, folder, left)
 
 
 def _check_template(
@@ -248,7 +162,7 @@ def _check_template(
 ) -> None:
     """Refuse before packing what writing the template could fail for."""
     if not isinstance(out, str | os.PathLike):
-        raise TypeError("a template points into a file, and the output is a stream")
+        raise ConflictingOptions("a template points into a file, and the output is a stream")
     if is_url(os.fspath(out)):
         raise InvalidOption("a template points into a file beside it, and the output is in a store")
     network.check_template(template, out)
@@ -257,59 +171,14 @@ def _check_template(
         raise OutputExists(exists, "{force} replaces it", force=True)
 
 
-@dataclass(frozen=True)
-class _Choice:
-    """What is to become of each tensor."""
-
-    nested: tuple[str, ...]
-    per_level: frozenset[str]
-    shared: dict[str, str]
-
-    def without(self, reasons: Mapping[str, str]) -> "_Choice":
-        dropped = {name: reasons[name] for name in self.nested if name in reasons}
-        kept = tuple(name for name in self.nested if name not in reasons)
-        return replace(self, nested=kept, shared=self.shared | dropped)
-
-    def only(self, names: Mapping[str, object], reason: str) -> "_Choice":
-        return self.without({name: reason for name in self.nested if name not in names})
-
-
-def _choose(
-    network: Checkpoint, include: list[str], exclude: list[str], per_level: list[str]
-) -> _Choice:
-    for pattern in (*include, *exclude, *per_level):
-        if not any(fnmatchcase(name, pattern) for name in network.tensors):
-            raise NoSuchTensor.of(network.path, "no tensor matches", pattern, network.tensors)
-
-    def matches(name: str, patterns: list[str]) -> bool:
-        return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-    nested, varying, shared = [], [], {}
-    for name, info in network.tensors.items():
-        if matches(name, per_level):
-            varying.append(name)
-        elif not info.dtype.nestable:
-            shared[name] = f"dtype {info.dtype.name}"
-        elif matches(name, exclude):
-            shared[name] = "excluded"
-        elif include and not matches(name, include):
-            shared[name] = "not included"
-        elif not include and not network.nestable(name):
-            few = len(info.shape) < 2
-            shared[name] = f"{len(info.shape)}-dimensional" if few else "not a layer's weight"
-        else:
-            nested.append(name)
-    return _Choice(tuple(nested), frozenset(varying), shared)
-
-
-def _name(specs: list[LevelSpec], names: Sequence[str] | None) -> list[LevelSpec]:
+def _named(specs: list[LevelSpec], names: Sequence[str] | None) -> list[LevelSpec]:
     if not 1 <= len(specs) <= MAX_LEVELS:
         raise InfeasibleLevels(f"{len(specs)} levels, expected 1..{MAX_LEVELS}")
     if names is not None:
         if len(names) != len(specs):
             raise InfeasibleLevels(f"{len(names)} names for {len(specs)} levels")
         for name in names:
-            if isinstance(name, str) and not is_text(name):
+            if not is_text(name):
                 raise InfeasibleLevels(f"level name {name!r}: expected UTF-8")
         specs = [replace(spec, name=name) for spec, name in zip(specs, names, strict=True)]
     refuse_same_names([spec.name for spec in specs])
@@ -321,11 +190,11 @@ class _Job:
     """A checkpoint, and all that was decided about it."""
 
     network: Checkpoint
+    options: PackOptions
     assignment: Assignment
     variants: list[Checkpoint]
-    choice: _Choice
+    choice: Choice
     specs: list[LevelSpec]
-    rounding: Rounding
 
     @property
     def bits(self) -> int:
@@ -363,6 +232,19 @@ class _Job:
             )
         for info in self.nested.values():
             check_bits(info.dtype, self.bits, f"{self.network.path}: tensor {info.name!r}")
+
+    @property
+    def contents(self) -> Contents:
+        """What is written, besides the tensors."""
+        return Contents(
+            self.bits,
+            self.specs,
+            frozenset(self.choice.nested),
+            self.choice.per_level,
+            self.network.metadata,
+            digests=self.options.digests,
+            extra_metadata=self.network.extra_metadata,
+        )
 
     @property
     def infos(self) -> list[TensorInfo]:
@@ -407,7 +289,7 @@ class _Job:
         return checkpoint.blocks(plain, BLOCK)
 
     def _embedded(self, info: TensorInfo) -> Iterator[Words]:
-        embedding = Embedding(info.dtype, self.bits, len(self.specs), self.rounding)
+        embedding = Embedding(info.dtype, self.bits, len(self.specs), self.options.rounding)
         where, position = f"{self.network.path}: tensor {info.name!r}", 0
         result = take_block()
         for words, counters in self.assignment.blocks(info):
@@ -419,44 +301,49 @@ class _Job:
             position += words.size
         give_block(result)
 
-    def report(self, profile: Profile, not_copied: list[str]) -> PackReport:
+    def report(self, profile: Profile, folder: Path | None, not_copied: list[str]) -> PackReport:
         """What was packed."""
         sizes = {name: info.elements for name, info in self.nested.items()}
-        weights = sum(sizes.values())
-        levels = [level.name for level in profile.levels]
-        notes = (
-            *self.assignment.notes,
-            *_notes(list(self.nested.values()), self.bits),
-            *starved_notes(profile.nested, sizes, levels, advice=self.assignment.starved_advice),
-        )
-        if not_copied:
-            few = ", ".join(map(repr, not_copied[:4]))
-            more = f", … {len(not_copied) - 4} more" if len(not_copied) > 4 else ""
-            notes += (f"not copied, as they hold weights: {few}{more}",)
         return PackReport(
             profile,
             self.choice.nested,
-            weights,
+            sum(sizes.values()),
             self.choice.shared,
-            notes,
-            parameters=sum(info.elements for info in self.network.tensors.values()),
-            downloads=estimated_downloads({info.name: info for info in self.infos}, profile),
+            tuple(self._notes(profile, sizes, folder, not_copied)),
+            self.options.defaults(folder),
+            sum(info.elements for info in self.network.tensors.values()),
+            estimated_downloads({info.name: info for info in self.infos}, profile),
         )
 
+    def _notes(
+        self,
+        profile: Profile,
+        sizes: Mapping[str, int],
+        folder: Path | None,
+        not_copied: list[str],
+    ) -> Iterator[str]:
+        yield from self.assignment.notes
+        # Measured: in BF16, 3 counter bits cost about a point of accuracy and 4 cost eight.
+        narrow = [info for info in self.nested.values() if info.dtype.mantissa - self.bits < 5]
+        if narrow:
+            yield (
+                f"{self.bits}-bit counters leave {narrow[0].dtype.mantissa - self.bits} mantissa "
+                f"bits in {narrow[0].dtype.name} ({len(narrow)} tensors); check the accuracy, or "
+                "pack from float32"
+            )
+        names = [level.name for level in profile.levels]
+        advice = self.assignment.empty_layers_advice
+        yield from empty_layers(profile.nested, sizes, names, advice=advice)
+        if not_copied:
+            few = ", ".join(map(repr, not_copied[:4]))
+            more = f", … {len(not_copied) - 4} more" if len(not_copied) > 4 else ""
+            yield f"not copied, as they hold weights: {few}{more}"
+        if self.options.one_shot and folder is None and not self.options.include:
+            scope = self.options.scope is None and not self.options.patterns
+            yield from transformer_notes(self.nested.values(), scope=scope)
 
-def _notes(nested: list[TensorInfo], bits: int) -> tuple[str, ...]:
-    # Measured: in BF16, 3 counter bits cost about a point of accuracy and 4 cost eight.
-    narrow = [info for info in nested if info.dtype.mantissa - bits < 5]
-    if not narrow:
-        return ()
-    info = narrow[0]
-    return (
-        f"{bits}-bit counters leave {info.dtype.mantissa - bits} mantissa bits in "
-        f"{info.dtype.name} ({len(narrow)} tensors); check the accuracy, or pack from float32",
-    )
 
-
-def _check_shared(network: Checkpoint, levels: list[Checkpoint], choice: _Choice) -> None:
+def _check_shared(network: Checkpoint, levels: list[Checkpoint], choice: Choice) -> None:
     """Tensors without counters are stored once, so all checkpoints must agree on them."""
     for name in choice.shared:
         for level in levels:

@@ -109,6 +109,8 @@ EXPORT = "elsa-export net.safetensors --onnx net.onnx -o OUT"
         f"{PACK} --sparsities 90 --scope layer",
         f"{PACK} --sparsities 90 --rounding Nearest",
         f"{PACK} --sparsities 90 --counters counters.npz",
+        f"{PACK} --sparsities 90 --levels 1",
+        "elsa-pack model.onnx --sparsities 90 --template t.onnx -o -",
         f"{PACK}",
         "elsa-pack model.onnx --sparsities 90 -o OUT --template /elsewhere/t.onnx",
         f"{EXTRACT}",
@@ -377,6 +379,9 @@ def test_advice_is_in_the_words_of_the_command(folder: Path, tmp_path: Path, mon
     monkeypatch.chdir(folder)
     out = tmp_path / "out"
     for words, advice in {
+        PACK: "; give one of --sparsities, --level and --counters",
+        f"{PACK} --sparsities 9 --levels 1": "; --levels needs --counters",
+        f"{PACK} --sparsities 9 --per-level bias": "; --per-level needs --level",
         f"{PACK} --sparsities 2:4": "; --exclude layer leaves it out",
         f"{PACK} --sparsities 1:2 --axis 7": "; --exclude layer leaves it out",
         f"{PACK} --level other.safetensors": "; --per-level bias stores one for each level",

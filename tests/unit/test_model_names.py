@@ -4,7 +4,7 @@ import io
 
 import numpy as np
 import pytest
-from internals import input_axes, layer_kind, starved_notes
+from internals import empty_layers, input_axes, layer_kind
 
 import elsa_format
 
@@ -89,16 +89,16 @@ def test_inputs_of_layers() -> None:
     }
 
 
-def test_starved_tensors() -> None:
+def test_empty_layers() -> None:
     kept = {"big": [900, 900], "none": [0, 50], "thin": [1, 50], "empty": [0, 0]}
     sizes = {"big": 1000, "none": 100, "thin": 100, "empty": 0}
     advice = "use another scope"
-    notes = starved_notes(kept, sizes, ["90%", "50%"], advice=f"; {advice}")
+    notes = empty_layers(kept, sizes, ["90%", "50%"], advice=f"; {advice}")
     assert notes == (
         f"level 90% keeps no weight of 1 of 3 tensors ('none'); {advice}",
         f"level 90% keeps less than a tenth as much of 1 of 3 tensors ('thin'); {advice}",
     )
-    assert starved_notes({}, {}, ["90%"]) == ()
+    assert empty_layers({}, {}, ["90%"]) == ()
 
 
 def test_scales_that_differ_starve_a_global_scope() -> None:
@@ -110,4 +110,4 @@ def test_scales_that_differ_starve_a_global_scope() -> None:
     for scope, starved in (("global", True), ("uniform", False)):
         report = elsa_format.pack(tensors, io.BytesIO(), sparsities=[90, 50], scope=scope)
         names = [level.name for level in report.profile.levels]
-        assert bool(starved_notes(report.profile.nested, sizes, names)) is starved
+        assert bool(empty_layers(report.profile.nested, sizes, names)) is starved

@@ -2,12 +2,14 @@
 
 import io
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from bits import same_bits
+from internals import PackFields
 
 import elsa_format as elsa
 
@@ -35,6 +37,29 @@ Network = dict[str, np.ndarray]
 def test_pack(network: Network, options: Any, error: type[Exception], allowed: str) -> None:
     with pytest.raises(error, match=allowed):
         elsa.pack(network, io.BytesIO(), sparsities=[50], **options)
+
+
+def test_options_are_the_keywords_of_pack(network: Network) -> None:
+    assert PackFields.__annotations__.keys() == {field.name for field in fields(elsa.PackOptions)}
+    options = elsa.PackOptions(sparsities="90,50", exclude="conv*", names=["small", "large"])
+    outs = [io.BytesIO() for _ in range(3)]
+    elsa.pack(network, outs[0], options)
+    elsa.pack(network, outs[1], sparsities=[90, 50], exclude=["conv*"], names=["small", "large"])
+    assert outs[0].getvalue() == outs[1].getvalue()
+    elsa.pack(network, outs[2], options, names=["a", "b"], rounding="overwrite")
+    assert [level.name for level in elsa.open(outs[2]).levels] == ["a", "b"]
+    assert set(elsa.open(outs[2]).nested) == {"dense/kernel"}
+
+
+@pytest.mark.parametrize("options", [{}, {"sparsities": 90, "counters": {}}])
+def test_levels_come_from_one_source(network: Network, options: Any) -> None:
+    with pytest.raises(elsa.ConflictingOptions, match=r"one of sparsities=…, levels=… and count"):
+        elsa.pack(network, io.BytesIO(), **options)
+
+
+def test_what_is_no_checkpoint_is_not_packed() -> None:
+    with pytest.raises(TypeError, match="expected a path, a URL, named arrays or a Checkpoint"):
+        elsa.pack(["w"], io.BytesIO(), sparsities=90)  # type: ignore[arg-type]
 
 
 def test_a_lone_value_is_one_value(network: Network, tmp_path: Path) -> None:
