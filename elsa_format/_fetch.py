@@ -9,7 +9,6 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from elsa_format._choose import choose_level
 from elsa_format._container.index import Index, is_index, is_url
@@ -28,9 +27,6 @@ from elsa_format._storage import Source
 from elsa_format._storage.shards import read_index_bytes, shard_path, shard_source
 from elsa_format._threads import Meter, Progress, no_progress
 from elsa_format.levels import Sparsity
-
-if TYPE_CHECKING:
-    from elsa_format._output.mirror import Mirror
 
 Place = str | os.PathLike[str]
 
@@ -74,8 +70,7 @@ def fetch(
         source: A delivery file, or the index (.index.json) of several: a path or URL. Or a model
             directory; at a URL it has the manifest that `ship` writes, `elsa-files.json`.
         out: Where it goes. The files of an index are written beside it; a directory is written
-            into a directory, its side files first. In an object store, such as
-            `s3://bucket/net.ship.safetensors`, it is replaced when all of it is downloaded.
+            into a directory, its side files first. It must be on this machine.
         level: The level: its number, its name, or "dense".
         sparsity: The densest level with at least this sparsity.
         max_size: The densest level that takes no more bytes to download.
@@ -101,6 +96,13 @@ def fetch(
     source, target = localized(source), localized(os.fspath(out))
     if not is_url(source) and is_special(source):
         raise InvalidOption(f"{os.fspath(source)}: a pipe cannot be resumed")
+    if is_url(target):
+        from elsa_format._storage.http_client import redact  # only where there are URLs
+
+        raise InvalidOption(
+            f"{redact(target)}: a download grows in place; fetch to a local path, "
+            "and copy it with the store's own tool, such as aws s3 cp"
+        )
     if is_special(target):
         raise InvalidOption(f"{target}: the output grows in place, so it must be a file")
     folder, side = find_folder(source, Limit(max_bytes)), list[SideFile]()
@@ -110,15 +112,13 @@ def fetch(
     if not into and is_index(source) != is_index(target):
         raise InvalidOption("an index is fetched to an index, and a file to a file")
     with contextlib.ExitStack() as stack:
-        mirror = _mirror(target, into, stack) if is_url(target) else None
-        shown = mirror.shown if mirror else os.fspath
-        path = mirror.path if mirror else Path(target)
+        path = Path(target)
         transferred = folder.transferred if folder else 0
         sources: list[Place] = folder.places() if folder else [source]
         if folder is not None and into:
-            side = folder.side_files(path, shown)
+            side = folder.side_files(path)
+            refuse_others(path, folder.weights_name)
             path = path / folder.weights_name
-            refuse_others(target if mirror else path.parent, path.name)
         places: list[tuple[Place, Path]] = [(source, path)]
         files = [file.path for file in side]
         index, where = None, ""
@@ -126,23 +126,19 @@ def fetch(
             raw, where = read_index_bytes(source, limit)
             index = parse_index(raw, where)
             places = [(_shard(source, name), shard_path(path, name)) for name in index.files]
-            side.append(SideFile.of(path, shown(path), raw, where))
+            side.append(SideFile.of(path, raw, where))
             transferred += len(raw)
-        files += [output for _, output in places]
-        if index is not None:
             files.append(path)
+        files += [output for _, output in places]
         _refuse_itself([*sources, *(place for place, _ in places)], files)
-        if mirror:
-            mirror.bring(files)
         if upgrade is not None and not path.exists():
             raise InvalidOption(
-                f"{shown(path)}: does not exist", "use {level} for a first download", level=upgrade
+                f"{path}: does not exist", "use {level} for a first download", level=upgrade
             )
         if folder is not None:
             stack.enter_context(new_folders(path.parent))
         copies = [
-            stack.enter_context(Copy(place, output, shown(output), limit, force=force))
-            for place, output in places
+            stack.enter_context(Copy(place, output, limit, force=force)) for place, output in places
         ]
         network = _compare(source, index, where, copies)
         limit.tensors(network.header.data_size, network.name)
@@ -160,8 +156,6 @@ def fetch(
             transferred += file.bring(meter, force=force)
         for copy in copies:
             copy.complete(part, meter)
-        if mirror:
-            mirror.send(files, progress)
         return FetchReport(
             _number(network, part),
             sum(file.entry.size for file in side) + sum(copy.have for copy in copies),
@@ -172,12 +166,6 @@ def fetch(
 
 def _number(network: Network, part: int) -> LevelNumber:
     return part if part <= len(network.profile.levels) else "dense"
-
-
-def _mirror(url: str, folder: bool, stack: contextlib.ExitStack) -> "Mirror":
-    from elsa_format._output.mirror import Mirror  # only where there are stores
-
-    return stack.enter_context(Mirror(url, folder=folder))
 
 
 def _shard(index: Place, name: str) -> Place:

@@ -15,7 +15,7 @@ from elsa_format import cli, fetch
     "target",
     metavar="OUT",
     required=True,
-    help="Write to this file, which grows in place; or to an object store's URL.",
+    help="Write to this file, which grows in place.",
 )
 @click.option(
     "-l", "--level", type=cli.LevelType(), help="The level: 1 (sparsest) to T, its name, or dense."
@@ -39,15 +39,14 @@ def command(source: str, target: str, as_json: bool, quiet: bool, **options: Any
     SRC is the URL or path of a delivery file (see elsa-ship). OUT is always a prefix of it: an
     interrupted download resumes at the last byte, and an upgrade downloads the difference. A shard
     index (.index.json) is downloaded with the files of all shards, beside OUT; a model directory
-    with all its files, into the directory OUT. In an object store (s3://…), OUT is replaced when
-    everything is downloaded.
+    with all its files, into the directory OUT. OUT is a local path: copy it to an object store with
+    the store's own tool.
 
     \b
     elsa-fetch https://host/net.ship.safetensors --level 1 -o net.ship.safetensors
     elsa-fetch https://host/net.ship.safetensors --upgrade 2 -o net.ship.safetensors
     elsa-fetch https://host/net.ship.safetensors --max-size 20MB -o net.ship.safetensors
     elsa-fetch https://host/model/ --level 1 -o model
-    elsa-fetch https://host/net.ship.safetensors --level 1 -o s3://bucket/net.ship.safetensors
     """
     names = ("level", "sparsity", "max_size", "upgrade")
     if sum(options[name] is not None for name in names) != 1:

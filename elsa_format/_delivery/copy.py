@@ -45,12 +45,11 @@ class Copy(PositionedStorage):
     size: int
 
     def __init__(
-        self, source: str | os.PathLike[str], path: Path, name: str, limit: Limit, *, force: bool
+        self, source: str | os.PathLike[str], path: Path, limit: Limit, *, force: bool
     ) -> None:
-        """For an output, which has a name for messages."""
         self._limit = limit
         self.source, self.path = source, Path(os.path.realpath(path))
-        self.output, self.name, self._force = name, "", force
+        self.output, self.name, self._force = os.fspath(path), "", force
         self.size = self.have = 0
         """Bytes that can be read here; bytes of the output that are a prefix of the source."""
         self.read = 0

@@ -3,7 +3,7 @@
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,18 +36,16 @@ class SideFile:
     """A file that is to be there: where it goes, what it holds, and where that comes from."""
 
     path: Path
-    name: str
-    """The path, for messages."""
     entry: Entry
     source: str | os.PathLike[str] | bytes
     where: str
     """The source, for messages."""
 
     @classmethod
-    def of(cls, path: Path, name: str, content: bytes, where: str) -> "SideFile":
+    def of(cls, path: Path, content: bytes, where: str) -> "SideFile":
         """For what is at hand."""
         entry = Entry(len(content), hashlib.sha256(content).hexdigest())
-        return cls(path, name, entry, content, where)
+        return cls(path, entry, content, where)
 
     def is_there(self) -> bool:
         """Whether the file holds what it should."""
@@ -125,7 +123,7 @@ class Folder:
         """Bytes of the manifest that was read."""
         return 0 if self._made else len(self._raw)
 
-    def side_files(self, out: Path, shown: Callable[[Path], str]) -> list[SideFile]:
+    def side_files(self, out: Path) -> list[SideFile]:
         """All other files but shards, as they are to be in a directory; the manifest is the last.
 
         Neither they nor the weights are reached through a link that leaves it (ELSA-D-046).
@@ -133,13 +131,12 @@ class Folder:
         inside = os.path.join(os.path.realpath(out), "")
         for name in (*self._listing.files, self.weights_name, _listing.NAME):
             if not os.path.realpath(out / name).startswith(inside):
-                raise UnsafePath(f"{shown(out / name)}: a link leaves the directory {shown(out)}")
+                raise UnsafePath(f"{out / name}: a link leaves the directory {out}")
         found = []
         for name, entry in self._listing.files.items():
-            path, place = out / name, self._place(name)
-            found.append(SideFile(path, shown(path), entry, place, _name(place)))
-        path = out / _listing.NAME
-        return [*found, SideFile.of(path, shown(path), self._raw, self.where)]
+            place = self._place(name)
+            found.append(SideFile(out / name, entry, place, _name(place)))
+        return [*found, SideFile.of(out / _listing.NAME, self._raw, self.where)]
 
     def places(self) -> list[str | os.PathLike[str]]:
         """Where the manifest, the weights and the other files are."""
@@ -185,7 +182,7 @@ def missing(files: list[SideFile], others: Iterable[Path], *, force: bool) -> li
     for file in wanted:
         if os.path.lexists(file.path) and not force:
             raise OutputExists(
-                f"{file.name}: is another file than {file.where}", "{force} replaces it", force=True
+                f"{file.path}: is another file than {file.where}", "{force} replaces it", force=True
             )
     return wanted
 

@@ -207,19 +207,15 @@ def test_shards(layout: Any, net: Path, dense: Path, bucket: Bucket, tmp_path: P
     assert bucket.uploads == []
 
 
-@pytest.mark.parametrize("verb", ["pack", "extract", "fetch"])
-def test_progress(verb: str, net: Path, dense: Path, bucket: Bucket, tmp_path: Path) -> None:
+@pytest.mark.parametrize("verb", ["pack", "extract"])
+def test_progress(verb: str, net: Path, dense: Path, bucket: Bucket) -> None:
     """What is made first and sent then is counted twice, from nothing to all of it."""
     seen: list[tuple[int, int]] = []
     out = f"{BUCKET}/x.safetensors"
     if verb == "pack":
         elsa.pack(dense, out, sparsities=[90], progress=lambda *now: seen.append(now))
-    elif verb == "extract":
-        elsa.extract(net, out, level=1, layout="csr", progress=lambda *now: seen.append(now))
     else:
-        ship = tmp_path / "net.ship.safetensors"
-        elsa.ship(net, ship)
-        elsa.fetch(ship, out, level="dense", progress=lambda *now: seen.append(now))
+        elsa.extract(net, out, level=1, layout="csr", progress=lambda *now: seen.append(now))
     again = next(at for at in range(1, len(seen)) if seen[at][0] < seen[at - 1][0])
     made, sent = seen[:again], seen[again:]
     assert made[-1][0] == made[-1][1]
@@ -272,28 +268,17 @@ def test_model_directories(dense: Path, bucket: Bucket, tmp_path: Path) -> None:
 # Fetching
 
 
-def test_fetch_to_a_store(net: Path, bucket: Bucket, tmp_path: Path) -> None:
-    """From a store or a path; what is there is gone on with, and replaced by what is longer."""
-    ship, out = tmp_path / "net.ship.safetensors", f"{BUCKET}/out/net.ship.safetensors"
+def test_fetch_from_a_store(net: Path, bucket: Bucket, tmp_path: Path) -> None:
+    """What is there is gone on with; only what is missing is transferred."""
+    ship, out = tmp_path / "net.ship.safetensors", tmp_path / "out.ship.safetensors"
     elsa.ship(net, ship)
     elsa.ship(net, f"{BUCKET}/net.ship.safetensors")
     assert bucket.read("net.ship.safetensors") == ship.read_bytes()
     first = elsa.fetch(f"{BUCKET}/net.ship.safetensors", out, level=1)
-    assert bucket.read("out/net.ship.safetensors") == ship.read_bytes()[: first.size]
-    more = elsa.fetch(ship, out, upgrade="dense")
-    assert bucket.read("out/net.ship.safetensors") == ship.read_bytes()
+    assert out.read_bytes() == ship.read_bytes()[: first.size]
+    more = elsa.fetch(f"{BUCKET}/net.ship.safetensors", out, upgrade="dense")
+    assert out.read_bytes() == ship.read_bytes()
     assert more.fetched < more.size == ship.stat().st_size
-    bucket.server.asked.clear()
-    assert elsa.fetch(ship, out, upgrade=1).fetched < 1000
-    assert not {"begin", "part", "complete"} & set(bucket.server.whats())
-    with pytest.raises(elsa.InvalidOption, match=rf"^{BUCKET}/none: does not exist"):
-        elsa.fetch(ship, f"{BUCKET}/none", upgrade=1)
-    bucket.put("other", b"x" * 1000)
-    with pytest.raises(elsa.OutputExists, match=rf"^{BUCKET}/other: is not a prefix of"):
-        elsa.fetch(ship, f"{BUCKET}/other", level=1)
-    assert bucket.read("other") == b"x" * 1000
-    assert elsa.fetch(ship, f"{BUCKET}/other", level=1, force=True).size == first.size
-    assert bucket.uploads == []
 
 
 def test_fetch_shards_and_directories(net: Path, bucket: Bucket, tmp_path: Path) -> None:
@@ -306,43 +291,30 @@ def test_fetch_shards_and_directories(net: Path, bucket: Bucket, tmp_path: Path)
     elsa.ship(model, f"{BUCKET}/shipped")
     assert same_files(bucket, "shipped/", tmp_path / "shipped")
     elsa.fetch(f"{BUCKET}/shipped", tmp_path / "here", level=1)  # with or without its slash
-    elsa.fetch(f"{BUCKET}/shipped/", f"{BUCKET}/there/", level=1)
-    for path in (tmp_path / "here").iterdir():
-        assert bucket.read(f"there/{path.name}") == path.read_bytes()
-    elsa.fetch(f"{BUCKET}/shipped/", f"{BUCKET}/there", upgrade="dense")
-    for path in (tmp_path / "shipped").iterdir():
-        assert bucket.read(f"there/{path.name}") == path.read_bytes()
+    elsa.fetch(f"{BUCKET}/shipped/", tmp_path / "here", upgrade="dense")
+    assert same_files(bucket, "shipped/", tmp_path / "here")
     assert bucket.uploads == []
 
 
-def test_fetch_replaces_nothing_that_came_meanwhile(
-    net: Path, bucket: Bucket, tmp_path: Path
-) -> None:
-    """A store has no locks, so that what was read is compared once more before it is replaced."""
-    ship, name = tmp_path / "net.ship.safetensors", "out.ship.safetensors"
-    elsa.ship(net, ship)
-    elsa.fetch(ship, f"{BUCKET}/{name}", level=1)
-    with pytest.raises(elsa.OutputExists, match=rf"^{BUCKET}/{name}: was replaced meanwhile"):
-        elsa.fetch(
-            ship,
-            f"{BUCKET}/{name}",
-            upgrade=2,
-            progress=lambda *_: bucket.put(name, ship.read_bytes()),
-        )
-    assert bucket.read(name) == ship.read_bytes()
-    assert bucket.uploads == []
+@pytest.mark.parametrize("upgrade", [False, True])
+@pytest.mark.parametrize("out", ["s3://bucket/out", "s3://bucket/out/", "https://host/out"])
+def test_fetch_to_a_store_is_refused(out: str, upgrade: bool, bucket: Bucket) -> None:
+    """Before anything is asked for: a download grows in place, which nothing in a store does."""
+    wish = {"upgrade": 1} if upgrade else {"level": 1}
+    with pytest.raises(elsa.InvalidOption, match=rf"^{out}: .* copy it .* the store's own tool"):
+        elsa.fetch(f"{BUCKET}/net.ship.safetensors", out, **wish)
+    assert bucket.server.asked == []
 
 
-def test_fetch_that_fails_leaves_what_was_there(net: Path, bucket: Bucket, tmp_path: Path) -> None:
-    ship, out = tmp_path / "net.ship.safetensors", f"{BUCKET}/net.ship.safetensors"
-    elsa.ship(net, ship)
-    first = elsa.fetch(ship, out, level=1)
-    bucket.server.fault = fails("complete")
-    with pytest.raises(elsa.RemoteError):
-        elsa.fetch(ship, out, upgrade="dense")
-    bucket.server.fault = None
-    assert bucket.read("net.ship.safetensors") == ship.read_bytes()[: first.size]
-    assert bucket.uploads == []
+def test_the_command_says_how_to_fetch_to_a_store(bucket: Bucket) -> None:
+    secret = "s3://key:secret@bucket/out"
+    done = run("elsa-fetch", f"{BUCKET}/net.ship.safetensors", "--level", 1, "-o", secret)
+    expected = (
+        b"error: s3://bucket/out: a download grows in place; fetch to a local path, and copy "
+        b"it with the store's own tool, such as aws s3 cp\n"
+    )
+    assert (done.returncode, done.stderr) == (2, expected)
+    assert bucket.server.asked == []
 
 
 # What is refused
@@ -384,16 +356,12 @@ def test_a_target_that_appears_meanwhile(net: Path, bucket: Bucket) -> None:
     ],
 )
 def test_targets_that_cannot_be(
-    target: str, kind: type[Exception], words: str, net: Path, bucket: Bucket, tmp_path: Path
+    target: str, kind: type[Exception], words: str, net: Path, bucket: Bucket
 ) -> None:
     """Before anything is read."""
     bucket.put("folder/x", b"")
-    ship = tmp_path / "net.ship.safetensors"
-    ship.write_bytes(b"")
     with pytest.raises(kind, match=words):
         elsa.extract(net, target, level=1)
-    with pytest.raises(kind, match=words):
-        elsa.fetch(ship, target, level=1)
 
 
 def test_packages_that_are_missing(net: Path, tmp_path: Path) -> None:
