@@ -10,9 +10,9 @@
 import sys
 
 if sys.byteorder != "little":  # weights are masked where they lie, as the machine's own words
-    from elsa_format._big_endian import refuse
+    from elsa_format._installed import refuse_big_endian
 
-    refuse()
+    refuse_big_endian()
 
 TYPE_CHECKING = False  # as in typing, which would have to be imported
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from elsa_format._container.dtypes import of_array
 from elsa_format._container.header import TensorInfo
+from elsa_format._counters import compact
 from elsa_format._errors import DigestMismatch
-from elsa_format._kept import compact
 from elsa_format._memory import give_block, take_block
 from elsa_format._threads import CORES, Task, start
 

@@ -12,9 +12,7 @@ from xxhash import xxh3_64
 
 from elsa_format import _kernels
 from elsa_format._choose import check_layout, choose_level
-from elsa_format._closing import Closing
-from elsa_format._container.arrays import check_out
-from elsa_format._container.header import TensorInfo
+from elsa_format._container.header import TensorInfo, check_out
 from elsa_format._errors import InvalidOption, NoSuchTensor
 from elsa_format._layouts import FORMS, Bitmask, Csr, Layout, Nested
 from elsa_format._level_header import LevelSizes, level_tensors
@@ -23,7 +21,7 @@ from elsa_format._memory import Arena
 from elsa_format._network import Network, Step, open_level, open_network
 from elsa_format._network.base import NestedArrays
 from elsa_format._profile import Level, LevelLike, LevelNumber, Profile
-from elsa_format._storage import Source
+from elsa_format._storage import Closing, Source
 from elsa_format._threads import CORES, Renewed, run
 from elsa_format.levels import Sparsity
 

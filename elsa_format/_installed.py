@@ -1,10 +1,12 @@
-"""How a package was installed, and so what to type for an extra of it."""
+"""How a package was installed, and so what to type for an extra of it; where it does not run."""
 
 import json
 import os
 import shlex
+import sys
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, NoReturn
 
 PACKAGE = "elsa-format"
 
@@ -57,3 +59,18 @@ def _origin(package: str) -> dict[str, Any]:
     except ValueError:
         return {}
     return origin if isinstance(origin, dict) else {}
+
+
+def refuse_big_endian() -> NoReturn:
+    """Fail as an import does; where nobody catches it, as in commands, with one line."""
+    refusal = ImportError("elsa_format needs a little-endian machine; this one is big-endian")
+    show_others = sys.excepthook
+
+    def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if error is refusal:
+            print(f"error: {error}", file=sys.stderr)
+        else:
+            show_others(kind, error, trace)
+
+    sys.excepthook = show
+    raise refusal

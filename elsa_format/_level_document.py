@@ -8,8 +8,13 @@ from typing import Any
 from elsa_format._container.dtypes import DTYPES
 from elsa_format._container.header import RESERVED, Header, TensorInfo
 from elsa_format._container.index import Index
-from elsa_format._container.json import MAX_OFFSET, MAX_SAFE_INTEGER, dump, parse_document
-from elsa_format._container.version import check_version
+from elsa_format._container.json import (
+    MAX_OFFSET,
+    MAX_SAFE_INTEGER,
+    check_version,
+    dump,
+    parse_document,
+)
 from elsa_format._counters import MAX_LEVELS
 from elsa_format._errors import (
     FormatError,

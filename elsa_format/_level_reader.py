@@ -7,17 +7,15 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from elsa_format._closing import Closing
-from elsa_format._container.arrays import as_array
-from elsa_format._container.header import TensorInfo
+from elsa_format._container.header import TensorInfo, as_array
+from elsa_format._counters import NOT_ZERO
 from elsa_format._digest import LevelDigests, compare_digest
 from elsa_format._errors import ChecksumMismatch, Truncated
-from elsa_format._kept import NOT_ZERO
 from elsa_format._layouts import FORMS
 from elsa_format._memory import BLOCK, aligned, give_block, take_block
 from elsa_format._network import Network, Step
 from elsa_format._profile import LevelNumber
-from elsa_format._storage import fill
+from elsa_format._storage import Closing, fill
 
 Block = NDArray[np.uint8]
 

@@ -12,9 +12,8 @@ from typing import Any, Literal, SupportsIndex
 import xxhash
 
 from elsa_format._container.header import RESERVED, Header, TensorInfo
-from elsa_format._container.json import MAX_SAFE_INTEGER, dump, parse_document
-from elsa_format._container.version import check_version
-from elsa_format._counters import MAX_BITS
+from elsa_format._container.json import MAX_SAFE_INTEGER, check_version, dump, parse_document
+from elsa_format._counters import MAX_BITS, NOT_ZERO
 from elsa_format._errors import (
     ChecksumMismatch,
     CountMismatch,
@@ -23,7 +22,6 @@ from elsa_format._errors import (
     NotElsa,
     ProfileMismatch,
 )
-from elsa_format._kept import NOT_ZERO
 from elsa_format._options import as_whole
 
 VERSION = "1.0"

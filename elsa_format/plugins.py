@@ -4,10 +4,9 @@ These names are as public as those of `elsa_format` itself; its modules with an 
 """
 
 from elsa_format._choose import choose_level
-from elsa_format._container.arrays import as_array
 from elsa_format._container.dtypes import DTYPES, Dtype, of_array
 from elsa_format._container.foreign import SNIFFED, foreign
-from elsa_format._container.header import TensorInfo
+from elsa_format._container.header import TensorInfo, as_array
 from elsa_format._container.index import is_index, is_url
 from elsa_format._container.json import dump, is_text
 from elsa_format._counters import mask_into

@@ -5,6 +5,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from elsa_format._container.dtypes import DTYPES, Dtype
 from elsa_format._container.foreign import SNIFFED, foreign
 from elsa_format._container.json import MAX_OFFSET, dump, parse_header, quote
@@ -16,6 +19,7 @@ from elsa_format._errors import (
     TrailingData,
     Truncated,
     UnknownDtype,
+    UnsupportedFeature,
 )
 from elsa_format._options import Limit
 
@@ -225,3 +229,25 @@ def serialize(
     if end - LENGTH_BYTES > MAX_HEADER:
         raise HeaderTooLarge(f"header of {end} bytes, expected at most {MAX_HEADER}")
     return (end - LENGTH_BYTES).to_bytes(LENGTH_BYTES, "little") + body.ljust(end - LENGTH_BYTES)
+
+
+def as_array(flat: NDArray[np.uint8], info: TensorInfo, where: str) -> NDArray[Any]:
+    """Bytes as an array of the tensor's dtype and shape."""
+    if info.dtype.numpy is None:
+        raise UnknownDtype(f"{where}: tensor {info.name!r}: numpy has no dtype {info.dtype.name}")
+    try:
+        return flat.view(info.dtype.numpy).reshape(info.shape)
+    except ValueError:
+        raise UnsupportedFeature(
+            f"{where}: tensor {info.name!r}: numpy has no arrays of {len(info.shape)} dimensions"
+        ) from None
+
+
+def check_out(out: NDArray[Any], dtype: Any, shape: tuple[int, ...], what: str = "") -> None:
+    """Refuse memory that a result cannot be written to as it is."""
+    if (out.shape, out.dtype) != (shape, dtype):
+        raise ValueError(
+            f"out of {out.dtype} {list(out.shape)}{what}, expected {dtype} {list(shape)}"
+        )
+    if not out.flags.c_contiguous or not out.flags.writeable:
+        raise ValueError(f"out{what}: expected contiguous, writable memory")

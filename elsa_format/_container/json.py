@@ -8,12 +8,18 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from json.encoder import encode_basestring
 from typing import Any, NoReturn
 
-from elsa_format._errors import DuplicateKey, InvalidJson
+from elsa_format._errors import (
+    DuplicateKey,
+    FormatError,
+    InvalidJson,
+    UnsupportedFeature,
+    UnsupportedVersion,
+)
 
 MAX_DEPTH = 32
 MAX_SAFE_INTEGER = 2**53 - 1
@@ -150,3 +156,17 @@ def _check_depth(value: dict[str, Any], where: str) -> None:
         if not row:
             return
     raise InvalidJson(f"{where}: nested deeper than {MAX_DEPTH}")
+
+
+def check_version(document: Mapping[str, Any], where: str, malformed: type[FormatError]) -> None:
+    """Refuse a document of another major version, or one that requires what 1.0 does not know."""
+    version = document.get("version")
+    if not isinstance(version, str) or not re.fullmatch(r"[0-9]+\.[0-9]+", version):
+        raise malformed(f"{where} version {version!r}, expected 'MAJOR.MINOR'")
+    if not version.startswith("1."):  # as text: 01 is another major version
+        raise UnsupportedVersion(f"{where} version {version}, expected 1.x")
+    requires = document.get("requires", [])
+    if not isinstance(requires, list) or not all(isinstance(item, str) for item in requires):
+        raise malformed(f"{where} requires is not a list of strings")
+    if requires:
+        raise UnsupportedFeature(f"{where} requires {', '.join(requires)}, which 1.0 does not know")

@@ -10,8 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from elsa_format._container.json import dump, is_text, parse_document
-from elsa_format._container.version import check_version
+from elsa_format._container.json import check_version, dump, is_text, parse_document
 from elsa_format._errors import InvalidIndex, InvalidJson, UnsafePath
 
 NAME = "elsa-files.json"

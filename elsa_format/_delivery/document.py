@@ -10,8 +10,7 @@ import xxhash
 
 from elsa_format._container.dtypes import DTYPES
 from elsa_format._container.header import LENGTH_BYTES, MAX_HEADER, Header, TensorInfo, serialize
-from elsa_format._container.json import dump, parse_document
-from elsa_format._container.version import check_version
+from elsa_format._container.json import check_version, dump, parse_document
 from elsa_format._errors import ChecksumMismatch, InvalidDelivery, NotElsa, TrailingData
 from elsa_format._profile import KEY as PROFILE
 from elsa_format._profile import ZEROS, header_checksum

@@ -10,13 +10,13 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from elsa_format._closing import Closing
 from elsa_format._container.header import LENGTH_BYTES, Header, TensorInfo
 from elsa_format._delivery.codec import Bytes, encode_nested, encode_plain
 from elsa_format._delivery.payloads import CHECKSUM, SIZE, index_bytes
 from elsa_format._delivery.sequences import Place, Plan, Sequence
 from elsa_format._memory import BLOCK, aligned, give_block, take_block
 from elsa_format._profile import Profile
+from elsa_format._storage import Closing
 from elsa_format._threads import Task, start
 
 COPIED = 1 << 20

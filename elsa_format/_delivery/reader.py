@@ -7,15 +7,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from elsa_format._closing import Closing
-from elsa_format._container.arrays import as_array
-from elsa_format._container.header import TensorInfo
+from elsa_format._container.header import TensorInfo, as_array
 from elsa_format._delivery.blocks import Blocks, Decoder, Words, at_once
 from elsa_format._delivery.prefix import Growing, Prefix
 from elsa_format._delivery.sequences import Sequence
 from elsa_format._errors import TrailingData
 from elsa_format._memory import aligned
 from elsa_format._profile import LevelNumber
+from elsa_format._storage import Closing
 from elsa_format._threads import run
 
 

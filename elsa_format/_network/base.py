@@ -13,13 +13,12 @@ from typing import Any, Literal, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from elsa_format._closing import Closing
 from elsa_format._container.header import DOCUMENTS, RESERVED, Header, TensorInfo
-from elsa_format._counters import MAX_BITS
+from elsa_format._counters import MAX_BITS, NOT_ZERO
 from elsa_format._errors import InvalidOption, NoSuchLevel, NotElsa
-from elsa_format._kept import NOT_ZERO
 from elsa_format._layouts import Layout, Nested
 from elsa_format._profile import LevelLike, LevelNumber, Profile
+from elsa_format._storage import Closing
 
 Kind = Literal["elsa", "level", "delivery"]
 

@@ -20,8 +20,8 @@ from elsa_format._container.header import (
     check_size,
     lay_out,
 )
+from elsa_format._counters import NOT_ZERO
 from elsa_format._errors import InvalidLayout, InvalidOption, Truncated
-from elsa_format._kept import NOT_ZERO
 from elsa_format._layouts import FORMS, Elements, Layout, part_name
 from elsa_format._layouts.base import Decoder
 from elsa_format._level_document import LevelFile

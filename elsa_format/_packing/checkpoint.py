@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from elsa_format._closing import Closing
 from elsa_format._container.dtypes import of_array
 from elsa_format._container.foreign import SNIFFED
 from elsa_format._container.header import RESERVED, Header, TensorInfo
@@ -29,7 +28,7 @@ from elsa_format._level_document import parse as parse_level
 from elsa_format._memory import BLOCK, give_block, take_block
 from elsa_format._network import open_level
 from elsa_format._profile import KEY
-from elsa_format._storage import fill
+from elsa_format._storage import Closing, fill
 from elsa_format._storage.directory import weights_file
 from elsa_format._storage.shards import read_index, shard_path
 

@@ -3,7 +3,7 @@
 import os
 
 from elsa_format._container.index import is_url
-from elsa_format._storage.base import Reader, Source, Storage, fill, stream_name
+from elsa_format._storage.base import Closing, Reader, Source, Storage, fill, stream_name
 from elsa_format._storage.local import (
     FileStorage,
     InputFile,
@@ -12,7 +12,16 @@ from elsa_format._storage.local import (
     StreamStorage,
 )
 
-__all__ = ["Reader", "Source", "SpooledStorage", "Storage", "fill", "open_storage", "open_url"]
+__all__ = [
+    "Closing",
+    "Reader",
+    "Source",
+    "SpooledStorage",
+    "Storage",
+    "fill",
+    "open_storage",
+    "open_url",
+]
 
 
 def open_storage(source: Source, *, along: bool = False) -> Storage:

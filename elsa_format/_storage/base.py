@@ -3,7 +3,7 @@
 import os
 import sys
 from abc import ABC, abstractmethod
-from typing import IO, Any, Protocol
+from typing import IO, Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,19 @@ from elsa_format._container.header import Readable
 
 Source = str | os.PathLike[str] | IO[bytes]
 """A path, a URL, or a readable binary stream, which need not seek."""
+
+
+class Closing:
+    """A context that closes itself."""
+
+    def close(self) -> None:
+        """Give back what is held."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
 
 
 class Reader(Protocol):
