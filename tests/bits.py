@@ -1,6 +1,8 @@
 """What tests compare bits with."""
 
 import io
+import json
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -38,6 +40,18 @@ def by_safetensors(content: bytes) -> dict[str, np.ndarray]:
         name: np.frombuffer(view["data"], types[view["dtype"]]).reshape(view["shape"])
         for name, view in safetensors.deserialize(content)
     }
+
+
+def by_index(index: Path) -> dict[str, np.ndarray]:
+    """All tensors of shards, by their index and the safetensors library."""
+    weight_map = json.loads(index.read_text())["weight_map"]
+    loaded = {}
+    for file in sorted(set(weight_map.values())):
+        for name, array in by_safetensors((index.parent / file).read_bytes()).items():
+            assert weight_map[name] == file
+            loaded[name] = array
+    assert loaded.keys() == weight_map.keys()
+    return loaded
 
 
 class OneByteReader(io.RawIOBase):

@@ -13,13 +13,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from bits import same_bits
+from bits import by_index, same_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from internals import ArrayCheckpoint, AtomicFile, LevelReader
 from internals import _shards as _shard_output
-from safetensors import safe_open
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
 import elsa_format as elsa
 
@@ -46,19 +45,6 @@ def save_shards(folder: Path, shards: Sequence[Network], **metadata: Any) -> Pat
 def split(network: Network, *ends: int) -> list[Network]:
     items = list(network.items())
     return [dict(items[a:b]) for a, b in itertools.pairwise((0, *ends, len(items)))]
-
-
-def load_shards(index: Path) -> Network:
-    """All tensors, by the index and the safetensors library, as transformers does it."""
-    weight_map = json.loads(index.read_text())["weight_map"]
-    loaded = {}
-    for file in sorted(set(weight_map.values())):
-        with safe_open(index.parent / file, "np") as shard:
-            for name in shard.keys():  # noqa: SIM118 - not a dict
-                assert weight_map[name] == file
-                loaded[name] = shard.get_tensor(name)
-    assert loaded.keys() == weight_map.keys()
-    return loaded
 
 
 @pytest.fixture
@@ -110,7 +96,7 @@ def test_shards_hold_what_one_file_would(
     elsa.pack(index, out, sparsities=LEVELS, scope=scope, jobs=jobs)
     with elsa.open(out) as file:
         assert same_network(file, pack_as_one(index, sparsities=LEVELS, scope=scope))
-        assert same_bits(file.load(), load_shards(out))
+        assert same_bits(file.load(), by_index(out))
     dense = json.loads(index.read_text())["weight_map"]
     assert json.loads(out.read_text())["weight_map"] == dense
     assert elsa.verify(out, jobs=jobs).digests == 3
@@ -167,7 +153,7 @@ def test_every_way_to_pack(network: Network, tmp_path: Path) -> None:
     document = json.loads((tmp_path / "1.safetensors.index.json").read_text())
     where = document["weight_map"]
     assert where["__elsa__.1.bn/mean"] == where["__elsa__.2.bn/mean"] == where["bn/mean"]
-    stored = load_shards(tmp_path / "1.safetensors.index.json")
+    stored = by_index(tmp_path / "1.safetensors.index.json")
     assert document["metadata"]["total_size"] == sum(array.nbytes for array in stored.values())
 
 
@@ -181,73 +167,6 @@ def test_every_shard_is_an_elsa_file(packed_index: Path) -> None:
                 assert file.levels == whole.levels
                 level = file.load(1)
                 assert same_bits(level, {name: whole.tensor(name, 1) for name in level})
-
-
-@pytest.mark.parametrize("layout", ["dense", "bitmask", "csr"])
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_levels_leave_as_one_file_or_in_shards(
-    packed_index: Path, tmp_path: Path, layout: Any, jobs: int
-) -> None:
-    with elsa.open(packed_index) as file:
-        expected = file.load(2)
-        size = file.size(2, layout)
-    one, many = tmp_path / "level.safetensors", tmp_path / "level.safetensors.index.json"
-    elsa.extract(packed_index, one, level=2, layout=layout, jobs=jobs)
-    assert one.stat().st_size == size
-    assert same_bits(elsa.load_level(one), expected)
-    elsa.extract(packed_index, many, level=2, layout=layout, jobs=jobs)
-    assert len(list(tmp_path.glob("level-0000?-of-00003.safetensors"))) == 3
-    assert same_bits(elsa.load_level(many), expected)
-    if layout == "dense":
-        assert same_bits(load_shards(many), expected)
-        assert same_bits(load_file(one), expected)
-    piped = io.BytesIO()
-    elsa.extract(packed_index, piped, level=2, layout=layout, jobs=jobs)
-    assert piped.getvalue() == one.read_bytes()
-
-
-def test_a_level_in_shards_has_its_digest(packed_index: Path, tmp_path: Path) -> None:
-    out = tmp_path / "level.safetensors.index.json"
-    elsa.extract(packed_index, out, level=1, layout="bitmask")
-    shard = tmp_path / "level-00001-of-00003.safetensors"
-    content = bytearray(shard.read_bytes())
-    content[-1] ^= 1
-    shard.write_bytes(content)
-    with pytest.raises(elsa.FormatError):
-        elsa.load_level(out)
-
-
-def test_one_file_becomes_shards_and_shards_one_file(rich: Path, tmp_path: Path) -> None:
-    cut, back = tmp_path / "cut.safetensors.index.json", tmp_path / "back.safetensors"
-    elsa.extract(rich, cut, level=3, keep_levels=True, max_shard_size=1400)
-    elsa.verify(cut)
-    assert len(json.loads(cut.read_text())["weight_map"]) == 8
-    assert (tmp_path / "cut-00003-of-00003.safetensors").exists()
-    elsa.extract(cut, back, level=2, keep_levels=True)
-    elsa.verify(back)
-    with elsa.open(rich) as file, elsa.open(back) as again, elsa.open(cut) as sharded:
-        for level in (1, 2):
-            assert same_bits(again.load(level), file.load(level))
-            assert same_bits(sharded.load(level), file.load(level))
-            assert sharded.levels[level - 1] == again.levels[level - 1] == file.levels[level - 1]
-        assert same_bits(again.load(), file.load(2))
-        assert again.metadata == sharded.metadata == {"format": "pt"}
-
-
-def test_the_same_questions_as_to_one_file(packed_index: Path) -> None:
-    whole = io.BytesIO()
-    elsa.extract(packed_index, whole, level=3, keep_levels=True)
-    with elsa.open(packed_index) as file:
-        other = elsa.open(whole)
-        assert file.tensors.keys() == other.tensors.keys()
-        assert file.nested_weights == other.nested_weights
-        assert file.data_size == other.data_size
-        sizes = sum(path.stat().st_size for path in packed_index.parent.glob("*.safetensors"))
-        assert file.file_size == sizes
-        for level in (1, 2, 3):
-            assert file.sparsity(level) == other.sparsity(level)
-        assert file.choose(sparsity=0.9) == other.choose(sparsity=0.9) == 2
-        assert same_bits(dict(elsa.stream(packed_index, level=2)), file.load(2))
 
 
 def test_shards_of_at_most_a_size(index: Path, tmp_path: Path) -> None:

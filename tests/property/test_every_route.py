@@ -1,14 +1,21 @@
 """A level has the same bits whichever way it is read (ELSA-R decoding and layouts)."""
 
 import io
+import itertools
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from unittest import mock
 
 import numpy as np
 import pytest
-from bits import FLOATS, OneByteReader, by_safetensors, level_by_definition, same_bits
+from bits import FLOATS, OneByteReader, by_safetensors, same_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from internals import LevelReader
+from kinds.files import ELSA, KINDS, LAYOUTS, Kind
+from kinds.networks import Network
+from kinds.operations import OPERATIONS, Work
+from kinds.shelf import Shelf
 from scipy.sparse import csr_array
 
 import elsa_format as elsa
@@ -19,7 +26,7 @@ SHAPES = st.sampled_from(
 
 
 @st.composite
-def networks(draw: st.DrawFn) -> tuple[dict[str, np.ndarray], int, int]:
+def networks(draw: st.DrawFn) -> Network:
     """Nested weights with arbitrary finite bit patterns, and shared tensors beside them."""
     levels = draw(st.sampled_from([1, 2, 3, 5, 31, 127]))
     bits = draw(st.integers(levels.bit_length(), 7))
@@ -30,8 +37,9 @@ def networks(draw: st.DrawFn) -> tuple[dict[str, np.ndarray], int, int]:
         dtype = FLOATS[draw(st.sampled_from(sorted(FLOATS)))]
         shape = draw(SHAPES)
         tensors[f"层/{at}"] = finite(rng, dtype, shape, bits, levels)
+    nested = tuple(tensors)
     tensors["shared"] = rng.integers(0, 256, draw(st.integers(0, 9))).astype(np.uint8)
-    return tensors, bits, levels
+    return Network(tensors, nested, tuple(f"level {t}" for t in range(1, levels + 1)), bits)
 
 
 def finite(
@@ -54,87 +62,52 @@ def finite(
     return words.view(dtype).reshape(shape)
 
 
+ROUTES = [
+    operation
+    for operation in OPERATIONS.values()
+    if operation.reads and not operation.grows
+    if "verify" not in operation.name and operation.name != "elsa-extract"
+    if "shards" not in operation.name
+]
+
+
 @settings(max_examples=60, deadline=None)
-@given(networks(), st.sampled_from([64, 128, 4096, 1 << 20]))
-def test_a_level_is_the_same_by_every_route(
-    made: tuple[dict[str, np.ndarray], int, int], block: int
-) -> None:
-    tensors, bits, levels = made
-    nested = [name for name in tensors if name != "shared"]
-    written = io.BytesIO()
-    elsa.write(
-        written,
-        tensors,
-        levels=[elsa.LevelSpec(f"level {t}") for t in range(1, levels + 1)],
-        nested=nested,
-        bits=bits,
-    )
-    content = written.getvalue()
-    assert same_bits(by_safetensors(content), tensors)
-    with mock.patch.object(LevelReader, "block", block):
-        for level in {1, (levels + 1) // 2, levels}:
-            expected = {
-                name: level_by_definition(array, bits, level) if name in nested else array
-                for name, array in tensors.items()
-            }
-            check_routes(content, level, expected, bits)
-        check_dense(content, tensors)
+@given(
+    networks(),
+    st.sampled_from([64, 128, 4096, 1 << 20]),
+    st.sampled_from([ELSA, *(kind for kind in KINDS if not kind.sharded)]),
+)
+def test_a_level_is_the_same_by_every_route(network: Network, block: int, kind: Kind) -> None:
+    with TemporaryDirectory() as folder, mock.patch.object(LevelReader, "block", block):
+        shelf = Shelf(network, Path(folder))
+        content = shelf.path(ELSA).read_bytes()
+        assert same_bits(by_safetensors(content), network.tensors)
+        check_kind(shelf, kind)
+        with elsa.open(shelf.path(ELSA)) as file:
+            for level in {1, shelf.middle, shelf.top}:
+                expected = network.level(level)
+                digest = file.levels[level - 1].digest
+                assert elsa.level_digest(expected, file.nested) == digest
+                for name in file.nested:
+                    masked = elsa.mask_level(file.tensor(name), network.bits, level)
+                    assert same_bits({"": masked}, {"": expected[name]})
+                for layout in LAYOUTS:
+                    size = shelf.level(level, layout).stat().st_size
+                    assert file.size(level, layout) == size
 
 
-def check_routes(content: bytes, level: int, expected: dict[str, np.ndarray], bits: int) -> None:
-    file = elsa.open(io.BytesIO(content))
-    assert same_bits(file.load(level), expected)
-    for name, array in expected.items():
-        assert same_bits({"": file.tensor(name, level)}, {"": array})
-    assert same_bits(dict(elsa.stream(io.BytesIO(content), level=level)), expected)
-    assert same_bits(dict(elsa.stream(OneByteReader(content), level=level)), expected)
-    for name in file.nested:
-        dense = file.tensor(name)
-        assert same_bits({"": elsa.mask_level(dense, bits, level)}, {"": expected[name]})
-    digest = file.levels[level - 1].digest
-    assert elsa.level_digest(expected, file.nested) == digest
-    for layout in ("dense", "bitmask", "csr"):
-        extracted = io.BytesIO()
-        elsa.extract(OneByteReader(content), extracted, level=level, layout=layout)
-        assert len(extracted.getvalue()) == file.size(level, layout)
-        assert same_bits(elsa.load_level(io.BytesIO(extracted.getvalue())), expected)
-        stored = by_safetensors(extracted.getvalue())
-        if layout == "dense":
-            assert same_bits(stored, expected)
-        loaded = {
-            name: array if isinstance(array, np.ndarray) else array.to_dense()
-            for name, array in file.load(level, layout=layout).items()
-        }
-        assert same_bits(loaded, expected)
-
-
-def check_dense(content: bytes, tensors: dict[str, np.ndarray]) -> None:
-    assert same_bits(elsa.open(io.BytesIO(content)).load(), tensors)
-    extracted = io.BytesIO()
-    elsa.extract(io.BytesIO(content), extracted, level="dense")
-    assert same_bits(by_safetensors(extracted.getvalue()), tensors)
-    elsa.verify(io.BytesIO(content))
-
-
-@settings(max_examples=40, deadline=None)
-@given(networks())
-def test_cutting_a_file_keeps_its_first_levels(
-    made: tuple[dict[str, np.ndarray], int, int],
-) -> None:
-    tensors, bits, levels = made
-    written = io.BytesIO()
-    specs = [elsa.LevelSpec(f"level {t}") for t in range(1, levels + 1)]
-    nested = [name for name in tensors if name != "shared"]
-    elsa.write(written, tensors, levels=specs, nested=nested, bits=bits)
-    whole = elsa.open(written)
-    top = (levels + 1) // 2
-    cut = io.BytesIO()
-    elsa.extract(io.BytesIO(written.getvalue()), cut, level=top, keep_levels=True)
-    elsa.verify(io.BytesIO(cut.getvalue()))
-    file = elsa.open(cut)
-    assert [level.digest for level in file.levels] == [x.digest for x in whole.levels[:top]]
-    assert same_bits(file.load(1), whole.load(1))
-    assert same_bits(file.load(), whole.load(top))
+def check_kind(shelf: Shelf, kind: Kind) -> None:
+    """By every route, from a file and from a pipe that gives one byte at a time."""
+    assert elsa.verify(shelf.path(kind)).digests
+    content = shelf.path(kind).read_bytes()
+    for operation, level in itertools.product(ROUTES, [1, shelf.middle, shelf.top, "dense"]):
+        if operation.takes(kind) and level in operation.levels(kind, shelf):
+            expected = shelf.network.level(level)
+            for place in {"path", "pipe"}.intersection(operation.places):
+                with TemporaryDirectory() as folder:
+                    source = OneByteReader(content) if place == "pipe" else str(shelf.path(kind))
+                    found = operation.run(source, level, Work(kind, shelf, Path(folder)))
+                assert same_bits(dict(found or {}), expected), (operation, place)
 
 
 @pytest.mark.parametrize("dtype", ["F32", "F64"])
