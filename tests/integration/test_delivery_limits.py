@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
@@ -18,17 +18,11 @@ import pytest
 import xxhash
 from bits import same_bits
 from click.testing import CliRunner
-from faulty_server import Server, serving
+from faulty_server import Server
 from internals import FileStorage, _blocks, _listing, _places, find_command, header_bytes
 
 import elsa_format as elsa
 from elsa_report import write_report
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with serving() as state:
-        yield state
 
 
 def shipped(folder: Path, weights: int, block: int) -> Path:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -15,8 +15,8 @@ from urllib.parse import quote
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from faulty_server import Server, cut_after, serving, status
-from internals import _http, find_command
+from faulty_server import Server, cut_after, status
+from internals import find_command
 from safetensors.numpy import save_file
 
 import elsa_format as elsa
@@ -29,13 +29,6 @@ SIDE = {
     "1_Pooling/größe #1?.txt": "π".encode(),
     "empty": b"",
 }
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setattr(_http, "FIRST_PAUSE", 0.01)
-    with serving() as state:
-        yield state
 
 
 @pytest.fixture(scope="module", params=["model", "sharded", "variant"])

@@ -13,17 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from faulty_server import Request, Server, fine, serving
+from faulty_server import Request, Server, fine
 
 import elsa_format as elsa
 
 fcntl = pytest.importorskip("fcntl")
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with serving() as state:
-        yield state
 
 
 @pytest.fixture(scope="module")

@@ -3,27 +3,20 @@
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from faulty_server import Server, cut_after, serving, status
-from internals import _http, find_command
+from faulty_server import Server, cut_after, status
+from internals import find_command
 
 import elsa_format as elsa
 
 SHIP, INDEX = "model.ship.safetensors", "model.ship.safetensors.index.json"
 SHARDS = [f"model-0000{i}-of-00002.ship.safetensors" for i in (1, 2)]
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setattr(_http, "FIRST_PAUSE", 0.01)
-    with serving() as state:
-        yield state
 
 
 def ship(folder: Path, seed: int = 1, sparsities: tuple[int, ...] = (90, 50), **more: Any) -> Path:

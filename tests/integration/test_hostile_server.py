@@ -1,9 +1,8 @@
 """Answers that no good server gives, and some that only look so."""
 
-import io
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from faulty_server import (
     cut_after,
     fine,
     raw,
-    serving,
     stall,
     status,
 )
@@ -25,28 +23,7 @@ from internals import _http_client as _http
 
 import elsa_format as elsa
 
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setenv("no_proxy", "127.0.0.1,localhost")
-    monkeypatch.setenv("ELSA_TIMEOUT", "5")
-    monkeypatch.setattr(_remote, "FIRST_PAUSE", 0.01)
-    with serving() as state:
-        yield state
-
-
-@pytest.fixture(scope="module")
-def content() -> bytes:
-    """An ELSA file of some 100 KB: more than the first request fetches."""
-    weights = np.random.default_rng(5).standard_normal((100, 250)).astype(np.float32)
-    written = io.BytesIO()
-    elsa.pack({"w": weights}, written, sparsities=[90, 50])
-    return written.getvalue()
-
-
-@pytest.fixture(scope="module")
-def level(content: bytes) -> dict[str, np.ndarray]:
-    return elsa.open(io.BytesIO(content)).load(1)
+TIMEOUT = 5
 
 
 def answer(*headers: bytes, first: bytes = b"HTTP/1.1 200 OK", body: bytes = b"") -> bytes:

@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 from base64 import b64encode
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +28,9 @@ from internals import _http as _remote
 
 import elsa_format as elsa
 
+TIMEOUT = 2
+
 BIN = Path(sys.executable).parent
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """A server, and clients that do not wait long."""
-    monkeypatch.setenv("no_proxy", "127.0.0.1,localhost")
-    monkeypatch.setenv("ELSA_TIMEOUT", "2")
-    monkeypatch.setattr(_remote, "FIRST_PAUSE", 0.01)
-    with serving() as state:
-        yield state
 
 
 @pytest.fixture(scope="module")
@@ -51,11 +42,6 @@ def content() -> bytes:
     written = io.BytesIO()
     elsa.pack(tensors, written, sparsities=[90, 50])
     return written.getvalue()
-
-
-@pytest.fixture(scope="module")
-def level(content: bytes) -> dict[str, np.ndarray]:
-    return elsa.open(io.BytesIO(content)).load(1)
 
 
 def extracted(url: str, **options: Any) -> bytes:

@@ -7,15 +7,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from faulty_server import Server, add_header, claim, cut_after, fine, replace_by, serving, status
-from internals import _blocks, _http, at_once, find_command
+from faulty_server import Server, add_header, claim, cut_after, fine, replace_by, status
+from internals import _blocks, at_once, find_command
 
 import elsa_format as elsa
 from elsa_format import verify
@@ -58,14 +58,6 @@ def sizes(shipped: Path) -> dict[int | str, int]:
     """How many bytes each level needs."""
     with elsa.open_delivery(shipped) as delivery:
         return dict(delivery.downloads)
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """A server on loopback; clients do not wait long before they ask again."""
-    monkeypatch.setattr(_http, "FIRST_PAUSE", 0.01)
-    with serving() as state:
-        yield state
 
 
 def arrays_of(path: Path | io.BytesIO, level: int | str) -> dict[str, bytes]:

@@ -1,6 +1,5 @@
 """The way to a server: encryption, proxies, and the settings that the environment gives."""
 
-import io
 import shutil
 import ssl
 import subprocess
@@ -27,19 +26,6 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     _http._tls.cache_clear()
     yield
     _http._tls.cache_clear()
-
-
-@pytest.fixture(scope="module")
-def content() -> bytes:
-    weights = np.random.default_rng(5).standard_normal((100, 250)).astype(np.float32)
-    written = io.BytesIO()
-    elsa.pack({"w": weights}, written, sparsities=[90, 50])
-    return written.getvalue()
-
-
-@pytest.fixture(scope="module")
-def level(content: bytes) -> dict[str, np.ndarray]:
-    return elsa.open(io.BytesIO(content)).load(1)
 
 
 # --- Encryption ----------------------------------------------------------------------------------
