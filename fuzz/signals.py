@@ -21,8 +21,10 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from internals import import_line
@@ -30,8 +32,8 @@ from internals import import_line
 import elsa_format
 
 BIN = Path(sys.executable).parent
-HANGS = 20.0
-"""Seconds after which a command counts as hanging."""
+HANGS = 60.0
+"""Seconds after which a command counts as hanging, on a busy machine too."""
 TRAINS = 12.0
 """Seconds of a training that are worth interrupting: imports, compilation, steps."""
 
@@ -196,6 +198,80 @@ def _onnx_commands(folder: Path, weights: dict[str, np.ndarray]) -> dict[str, Co
     }
 
 
+class Running:
+    """A process under way, to be sent signals; it ends with the block at the latest."""
+
+    def __init__(
+        self,
+        words: Sequence[object],
+        *,
+        half: Path | None = None,
+        before: Callable[[], object] | None = None,
+        stdout: int = subprocess.DEVNULL,
+        **options: Any,
+    ) -> None:
+        """Start it, with half of a file in its standard input, which neither goes on nor ends.
+
+        `before` is called in the process, before what it runs.
+        """
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
+        self.process = subprocess.Popen(
+            [str(word) for word in words],
+            stdin=subprocess.PIPE,
+            stdout=stdout,
+            stderr=self._said,
+            preexec_fn=before,
+            bufsize=0,
+            **options,
+        )
+        if half is not None:
+            _feed(self.process, half)
+
+    def __enter__(self) -> "Running":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        with self.process:
+            self._said.close()
+
+    def line(self) -> bytes:
+        """The next line of its standard output, if that is a pipe."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
+
+    def begin_file(self, folder: Path) -> None:
+        """Wait until it has a file of a folder open: an output that is begun but not finished."""
+        limit = time.monotonic() + HANGS
+        while not any(str(folder) in target for target in _open_files(self.process.pid)):
+            if self.process.poll() is not None or time.monotonic() > limit:
+                self.process.kill()
+                raise Failure(f"opened no file in {folder}: {self._complaint()}")
+            time.sleep(0.01)
+
+    def end(self) -> tuple[int | None, str]:
+        """Exit code, which is None of what hangs, and complaint."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(HANGS)
+        return self.process.returncode, self._complaint()
+
+    def stop(self, number: int) -> tuple[int | None, str]:
+        """Exit code and complaint after a signal."""
+        self.process.send_signal(number)
+        return self.end()
+
+    def _complaint(self) -> str:
+        self._said.seek(0)
+        return self._said.read().decode()
+
+
+def _open_files(pid: int) -> Iterator[str]:
+    with contextlib.suppress(OSError):  # the process has ended
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                yield os.readlink(entry)
+
+
 class Stress:
     """Runs commands and sends them signals."""
 
@@ -276,32 +352,16 @@ class Stress:
 
     def _run(self, words: list[str], command: Command, moment: Moment, number: int) -> End:
         told, tell = os.pipe()
-        with (
-            tempfile.TemporaryFile() as complaint,
-            subprocess.Popen(
-                words,
-                cwd=self.out,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=complaint,
-                env=self._environment(moment, number, tell),
-                pass_fds=[tell],
-                preexec_fn=hear_signals,
-            ) as process,
-        ):
+        environment = self._environment(moment, number, tell)
+        options: Any = {"cwd": self.out, "env": environment, "pass_fds": [tell]}
+        with Running(words, half=command.half, before=hear_signals, **options) as running:
             os.close(tell)
             try:
-                sent, early = self._send(process, command, moment, number, told)
-                process.wait(HANGS)
-                code: int | None = process.returncode
-            except subprocess.TimeoutExpired:
-                code = None
+                sent, early = self._send(running.process, command, moment, number, told)
+                code, complaint = running.end()
             finally:
-                process.kill()
                 os.close(told)
-            seconds = time.monotonic() - sent
-            complaint.seek(0)
-            return End(code, seconds, complaint.read().decode(), early)
+            return End(code, time.monotonic() - sent, complaint, early)
 
     def _send(
         self,
@@ -312,8 +372,6 @@ class Stress:
         told: int,
     ) -> tuple[float, bool]:
         """Send the signal when its moment has come; when that was, and whether it was early."""
-        if command.half is not None:
-            _feed(process, command.half)
         if moment.kind == "time":
             _wait(process, moment.at)
         else:

@@ -6,8 +6,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,10 +17,9 @@ from internals import DTYPES, import_line, lay_out, serialize
 import elsa_format as elsa
 from elsa_format import TensorInfo
 from fuzz import signals
+from fuzz.signals import Running
 
 BIN = Path(sys.executable).parent
-HANGS = 60
-"""Seconds after which a process that was told to end counts as hanging, on a busy machine too."""
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
 
@@ -44,53 +43,11 @@ def hole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-class Running:
-    """A command under way, with its output begun but not finished."""
-
-    def __init__(
-        self,
-        folder: Path,
-        *words: object,
-        half: bytes | None = None,
-        before: Callable[[], object] | None = None,
-    ) -> None:
-        self.folder = folder
-        self.process = subprocess.Popen(
-            [str(BIN / "elsa"), *map(str, words)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            preexec_fn=before,
-        )
-        assert self.process.stdin is not None
-        if half is not None:
-            self.process.stdin.write(half)
-            self.process.stdin.flush()
-        self._wait_for_output()
-
-    def _wait_for_output(self) -> None:
-        """Until the file that will be the output is open."""
-        descriptors = Path(f"/proc/{self.process.pid}/fd")
-        for _ in range(3000):
-            assert self.process.poll() is None, self.process.stderr
-            if any(str(self.folder) in target for target in _links(descriptors)):
-                return
-            time.sleep(0.01)
-        raise AssertionError("no output was opened")
-
-    def stop(self, number: int) -> tuple[int, bytes]:
-        """Exit code and complaint after a signal."""
-        self.process.send_signal(number)
-        _, complaint = self.process.communicate(timeout=HANGS)
-        return self.process.returncode, complaint.strip()
-
-
-def _links(folder: Path) -> Iterator[str]:
-    for entry in folder.iterdir():
-        try:
-            yield os.readlink(entry)
-        except OSError:
-            continue
+def running(folder: Path, *words: object, **options: Any) -> Running:
+    """A command under way, with its output in a folder begun but not finished."""
+    command = Running([BIN / "elsa", *words], **options)
+    command.begin_file(folder)
+    return command
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -99,9 +56,8 @@ def test_extract(
     net: Path, tmp_path: Path, number: signal.Signals, code: int, options: list[str]
 ) -> None:
     out = tmp_path / "level.safetensors"
-    half = net.read_bytes()[: net.stat().st_size // 2]
-    running = Running(tmp_path, "extract", "-", "-l", 1, "-o", out, *options, half=half)
-    assert running.stop(number) == (code, b"")
+    with running(tmp_path, "extract", "-", "-l", 1, "-o", out, *options, half=net) as command:
+        assert command.stop(number) == (code, "")
     assert os.listdir(tmp_path) == []
 
 
@@ -111,35 +67,20 @@ def test_pack(
     hole: Path, tmp_path: Path, number: signal.Signals, code: int, sparsities: str
 ) -> None:
     out = tmp_path / "net.safetensors"
-    running = Running(tmp_path, "pack", hole, "--sparsities", sparsities, "-o", out)
-    time.sleep(0.2)
-    assert running.stop(number) == (code, b"")
+    with running(tmp_path, "pack", hole, "--sparsities", sparsities, "-o", out) as command:
+        time.sleep(0.2)
+        assert command.stop(number) == (code, "")
     assert os.listdir(tmp_path) == []
 
 
 def test_where_temporary_files_have_names(net: Path, tmp_path: Path) -> None:
     """As on file systems without unnamed files."""
-    script = (
-        f"{import_line('_atomic')}; _atomic._OPEN_FILES = '/nowhere'\n"
-        f"{import_line('_start')}; _start.elsa()"
-    )
-    half = net.read_bytes()[: net.stat().st_size // 2]
+    words = ["extract", "-", "-l", "1", "-o", tmp_path / "level.safetensors"]
     for number in (signal.SIGINT, signal.SIGTERM):
-        words = ["extract", "-", "-l", "1", "-o", str(tmp_path / "level.safetensors")]
-        process = subprocess.Popen(
-            [sys.executable, "-c", script, *words],
-            stdin=subprocess.PIPE,
-        )
-        assert process.stdin is not None
-        process.stdin.write(half)
-        process.stdin.flush()
-        for _ in range(3000):
-            if os.listdir(tmp_path):
-                break
-            time.sleep(0.01)
-        assert len(os.listdir(tmp_path)) == 1
-        process.send_signal(number)
-        process.communicate(timeout=HANGS)
+        with Running([sys.executable, "-c", signals.NAMED, *words], half=net) as command:
+            command.begin_file(tmp_path)
+            assert len(os.listdir(tmp_path)) == 1
+            assert command.stop(number) == (128 + number, "")
         assert os.listdir(tmp_path) == []
 
 
@@ -154,10 +95,10 @@ def test_fetch_of_side_files(tmp_path: Path, number: signal.Signals, code: int) 
     with serving() as server:
         for path in (tmp_path / "shipped").iterdir():
             server.serve(path.read_bytes(), f"/{path.name}")
-        server.files["/config.json"].faults = [lambda request: go_on.wait(HANGS)]
-        running = Running(out, "fetch", f"{server.url}/", "--level", 1, "-o", out)
-        assert os.listdir(out) == ["model.ship.safetensors"]
-        assert running.stop(number) == (code, b"")
+        server.files["/config.json"].faults = [lambda request: go_on.wait(signals.HANGS)]
+        with running(out, "fetch", f"{server.url}/", "--level", 1, "-o", out) as command:
+            assert os.listdir(out) == ["model.ship.safetensors"]
+            assert command.stop(number) == (code, "")
         go_on.set()
     assert not out.exists()
 
@@ -184,7 +125,7 @@ def test_closed_pipe(net: Path, size: int, words: list[str]) -> None:
     assert len(process.stdout.read(size)) == size
     process.stdout.close()
     assert process.stderr.read() == b""
-    assert process.wait(HANGS) == 141
+    assert process.wait(signals.HANGS) == 141
 
 
 # --- Any moment ----------------------------------------------------------------------------------
@@ -204,17 +145,12 @@ def test_signals_at_any_moment(kind: str, stress: signals.Stress) -> None:
         stress.once()
 
 
-def started(script: str) -> "subprocess.Popen[bytes]":
+def started(script: str) -> Running:
     """A script under way that hears signals as commands do, and has said so."""
     begin = f"import os, signal, time; {import_line('_start')}; _start.end_on_signals()"
-    process = subprocess.Popen(
-        [sys.executable, "-c", f"{begin}\n{script}"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        bufsize=0,  # else a line more may be taken here, and `communicate` would not see it
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"ready\n"
+    command = [sys.executable, "-c", f"{begin}\n{script}"]
+    process = Running(command, stdout=subprocess.PIPE)
+    assert process.line() == b"ready\n"
     return process
 
 
@@ -222,16 +158,14 @@ def started(script: str) -> "subprocess.Popen[bytes]":
 def test_where_python_does_not_come_to_its_turn(number: signal.Signals) -> None:
     """C code that takes minutes, as compilers and slow name servers may."""
     script = "print('ready', flush=True)\nimport hashlib\n"
-    process = started(script + "hashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)")
-    time.sleep(0.2)
-    process.send_signal(number)
-    _, complaint = process.communicate(timeout=HANGS)
-    assert (process.returncode, complaint) == (128 + number, b"")
+    with started(script + "hashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)") as process:
+        time.sleep(0.2)
+        assert process.stop(number) == (128 + number, "")
 
 
 def test_a_program_in_between_can_take_a_signal_over() -> None:
     """As the trainer does, which saves its state first."""
-    process = started(
+    script = (
         "heard = []\n"
         "before = signal.signal(signal.SIGTERM, lambda *_: heard.append('mine'))\n"
         "print('ready', flush=True)\n"
@@ -241,16 +175,14 @@ def test_a_program_in_between_can_take_a_signal_over() -> None:
         "print('back', flush=True)\n"
         "time.sleep(30)"
     )
-    process.send_signal(signal.SIGTERM)
-    assert process.stdout is not None
-    assert [process.stdout.readline() for _ in range(2)] == [b"mine\n", b"back\n"]
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=HANGS)
-    assert process.returncode == 143
+    with started(script) as process:
+        process.process.send_signal(signal.SIGTERM)
+        assert [process.line() for _ in range(2)] == [b"mine\n", b"back\n"]
+        assert process.stop(signal.SIGTERM)[0] == 143
 
 
 def test_a_fork_has_its_signals_back() -> None:
-    process = started(
+    script = (
         "begun, begin = os.pipe()\n"
         "child = os.fork()\n"
         "if not child:\n"
@@ -261,8 +193,9 @@ def test_a_fork_has_its_signals_back() -> None:
         "print('ready', flush=True)\n"
         "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)"
     )
-    output, _ = process.communicate(timeout=HANGS)
-    assert (process.returncode, output) == (0, b"-15\n")
+    with started(script) as process:
+        assert [process.line() for _ in range(2)] == [b"-15\n", b""]
+        assert process.end()[0] == 0
 
 
 def test_without_threads_python_hears_signals_itself() -> None:
@@ -281,11 +214,15 @@ assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 def test_signals_that_are_ignored_stay_so(hole: Path, tmp_path: Path) -> None:
     """As with nohup, and of jobs in the background of a script."""
     words = ["pack", hole, "--sparsities", "90", "-o", tmp_path / "out.safetensors"]
-    running = Running(tmp_path, *words, before=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
-    running.process.send_signal(signal.SIGINT)
-    with pytest.raises(subprocess.TimeoutExpired):
-        running.process.wait(1)
-    assert running.stop(signal.SIGTERM) == (143, b"")
+
+    def ignore() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    with running(tmp_path, *words, before=ignore) as command:
+        command.process.send_signal(signal.SIGINT)
+        with pytest.raises(subprocess.TimeoutExpired):
+            command.process.wait(1)
+        assert command.stop(signal.SIGTERM) == (143, "")
 
 
 def test_tests_run_where_signals_are_ignored() -> None:
