@@ -155,8 +155,8 @@ class ShardWriter:
         self.output, self.contents, self.shard = output, contents, shard
         bits, self._numbers = contents.bits, range(1, len(contents.levels) + 1)
         self.counts = {name: np.zeros(1 << bits, np.int64) for name in sorted(contents.nested)}
-        self._variants = contents.variants()
-        self.tensors = lay_out(tensors, first=self._variants)
+        self.variants = contents.variants()
+        self.tensors = lay_out(tensors, first=self.variants)
         self._positions = {name: info.start for name, info in self.tensors.items()}
         # Hashes live only while their tensor is written: each takes half a kilobyte.
         self._hashes: dict[str, xxhash.xxh3_64] = {}
@@ -203,8 +203,8 @@ class ShardWriter:
             return
         if name in self.counts:
             self._digests.end_nested(info)
-        elif name in self._variants:
-            plain, level = self._variants[name]
+        elif name in self.variants:
+            plain, level = self.variants[name]
             self._digests.end_plain(info, plain, [level])
         elif name not in self.contents.per_level:
             self._digests.end_plain(info, name, self._numbers)

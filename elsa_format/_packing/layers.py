@@ -29,10 +29,8 @@ _KINDS = [
 ]
 _PATTERNS = [(kind, re.compile(pattern)) for kind, pattern in _KINDS]
 _TOP_HEADS = re.compile(r"(model\.|module\.)?(fc|output|head|classifier)(\.\d+)?(\.weight|/kernel)")
-FEW = 8
+EXPERTS_RATIO = 8
 """A gate is a router if it has this many times as many inputs as outputs, the experts."""
-
-
 THIN = 10
 """A level leaves next to nothing of a tensor if it keeps less than this part of its density."""
 MERGED = (1, 2, 3, 4)
@@ -64,7 +62,7 @@ def layer_kind(name: str, shape: Sequence[int], vocabulary: int | None = None) -
 
 def _is_router(parts: Sequence[str], shape: Sequence[int]) -> bool:
     """A router has few outputs; what is called a gate may also be a layer like any other."""
-    return "router" in parts or (len(shape) == 2 and FEW * min(shape) <= max(shape))
+    return "router" in parts or (len(shape) == 2 and EXPERTS_RATIO * min(shape) <= max(shape))
 
 
 def unpruned(tensors: Mapping[str, TensorInfo], folder: Path) -> dict[str, str]:

@@ -191,10 +191,6 @@ class Choice:
         kept = tuple(name for name in self.nested if name not in reasons)
         return replace(self, nested=kept, shared=self.shared | dropped)
 
-    def only(self, names: Mapping[str, object], reason: str) -> "Choice":
-        """The same, but no others than these are nested."""
-        return self.without({name: reason for name in self.nested if name not in names})
-
 
 def choose(network: Checkpoint, options: PackOptions, folder: Path | None) -> Choice:
     """What the options, and what a model directory tells, make of each tensor."""

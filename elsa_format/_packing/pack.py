@@ -136,7 +136,8 @@ def pack(
             assignment = MagnitudeLevels(network, options.fractions, scope, any_order=is_index(out))
         elif options.counters is not None:
             given = opened(options.counters)
-            choice = choice.only(given.tensors, "no counters given")
+            others = network.tensors.keys() - given.tensors.keys()
+            choice = choice.without(dict.fromkeys(others, "no counters given"))
             assignment = GivenCounters(network, given, choice.nested, options.known_count)
         else:
             variants = [opened(level) for level in options.checkpoints]
@@ -204,15 +205,6 @@ class _Job:
     def nested(self) -> dict[str, TensorInfo]:
         return {name: self.network.tensors[name] for name in self.choice.nested}
 
-    @cached_property
-    def _variants(self) -> dict[str, tuple[Checkpoint, str]]:
-        """Where the variants of tensors come from, by their stored names."""
-        return {
-            variant_name(name, t): (checkpoint, name)
-            for name in self.choice.per_level
-            for t, checkpoint in enumerate(self.variants, 1)
-        }
-
     def check(self) -> None:
         """Refuse what cannot be packed before anything is read."""
         if not self.nested:
@@ -276,17 +268,17 @@ class _Job:
 
         def write_shard(shard: ShardWriter) -> None:
             for name in shard.tensors:
-                for block in self._stored(name):
+                for block in self._blocks(*shard.variants.get(name, (name, 0))):
                     shard.append(name, block)
                     meter.tick(block.nbytes)
 
         meter.run(write_shard, writer.shards, jobs)
 
-    def _stored(self, name: str) -> Iterator[Words]:
+    def _blocks(self, name: str, level: int) -> Iterator[Words]:
         if name in self.nested:
             return self._embedded(self.nested[name])
-        checkpoint, plain = self._variants.get(name, (self.network, name))
-        return checkpoint.blocks(plain, BLOCK)
+        checkpoint = self.variants[level - 1] if level else self.network
+        return checkpoint.blocks(name, BLOCK)
 
     def _embedded(self, info: TensorInfo) -> Iterator[Words]:
         embedding = Embedding(info.dtype, self.bits, len(self.specs), self.options.rounding)
