@@ -166,7 +166,8 @@ class Proof:
 
     def __init__(self, network: Network) -> None:
         self._network, self._stated = network, network.digests
-        self._digests = LevelDigests(NOT_ZERO, (NOT_ZERO,))
+        if self._stated:
+            self._digests = LevelDigests(NOT_ZERO, (NOT_ZERO,))
 
     def __bool__(self) -> bool:
         return bool(self._stated)

@@ -56,6 +56,8 @@ class Meter:
 
     def run(self, function: Callable[[T], R], items: Sequence[T], jobs: int) -> list[R]:
         """Call the function on every item, `jobs` at a time; the first error stops the others."""
+        if jobs <= 1 or len(items) <= 1:
+            return list(map(function, items))
         return run(function, items, jobs, stop=self.stop)
 
 
@@ -181,7 +183,7 @@ def run(
     An error is raised when all threads have ended, which `stop` is called to hasten.
     """
     if jobs <= 1 or len(items) <= 1:
-        return [function(item) for item in items]
+        return list(map(function, items))
     left = deque(enumerate(items))
     results: dict[int, R] = {}
     errors: dict[int, BaseException] = {}

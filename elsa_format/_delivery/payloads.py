@@ -3,7 +3,6 @@
 from array import array
 from bisect import bisect_right
 from collections.abc import Sequence as ListOf
-from contextlib import closing
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 
 from elsa_format._delivery.sequences import Sequence
 from elsa_format._errors import ChecksumMismatch, InvalidDelivery, Truncated
-from elsa_format._storage import Storage, fill
+from elsa_format._storage.base import PositionedStorage
 
 SIZE = 3
 """Bytes of a size in the index."""
@@ -29,18 +28,25 @@ def index_bytes(sizes: "NDArray[np.uint32]") -> "NDArray[np.uint8]":
     return np.ascontiguousarray(sizes.astype("<u4").view(np.uint8).reshape(-1, 4)[:, :SIZE])
 
 
-def read_at(storage: Storage, start: int, view: memoryview) -> None:
+def read_at(storage: PositionedStorage, start: int, view: memoryview) -> None:
     """Fill a buffer from a position."""
-    with closing(storage.reader(start, start + len(view))) as reader:
-        if missing := fill(reader, view):
-            raise Truncated(f"{storage.name}: ends {missing} bytes early")
+    while view:
+        count = storage.read_at(start, view)
+        if not count:
+            raise Truncated(f"{storage.name}: ends {len(view)} bytes early")
+        view, start = view[count:], start + count
 
 
 class Payloads:
     """The payloads of a part that is there (ELSA-D-015)."""
 
     def __init__(
-        self, storage: Storage, start: int, stop: int, sequences: ListOf[Sequence], seed: int
+        self,
+        storage: PositionedStorage,
+        start: int,
+        stop: int,
+        sequences: ListOf[Sequence],
+        seed: int,
     ) -> None:
         self.storage, self.start, self.seed = storage, start, seed
         self._sequences = list(sequences)

@@ -19,8 +19,8 @@ from elsa_format._errors import ChecksumMismatch, Incomplete, InvalidDelivery
 from elsa_format._options import Limit
 from elsa_format._profile import LevelNumber, Profile
 from elsa_format._storage import Reader, Storage
-from elsa_format._storage.base import Window
-from elsa_format._storage.local import PipeStorage, StreamStorage
+from elsa_format._storage.base import PositionedStorage, Window
+from elsa_format._storage.local import StreamStorage
 
 COPIED = 1 << 18
 """Bytes taken from a connection or a pipe at a time."""
@@ -34,7 +34,7 @@ class Growing(StreamStorage):
 
     def __init__(self, upstream: Storage, start: int = 0) -> None:
         """Keep what comes from `start` on; what was before is known."""
-        self._upstream, self._start = upstream, start
+        self._upstream, self._offset = upstream, start
         file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - see close
         super().__init__(file, upstream.name)
         self.have = start
@@ -52,9 +52,9 @@ class Growing(StreamStorage):
                 return self.have
             with closing(self._upstream.reader(self.have, stop)) as reader:
                 while self.have < stop and (data := reader.read(min(stop - self.have, COPIED))):
-                    self._write(self.have - self._start, memoryview(data))
+                    self._write(self.have - self._offset, memoryview(data))
                     self.have += len(data)
-            if self.have < stop and isinstance(self._upstream, PipeStorage):
+            if self.have < stop and self.size is None:
                 self.size = self.have
             return self.have
 
@@ -67,10 +67,6 @@ class Growing(StreamStorage):
                     self._stream.seek(position)
                     done = self._stream.write(view)
             view, position = view[done:], position + done
-
-    def read_at(self, position: int, view: memoryview) -> int:
-        """Fill as much of the buffer as one read gives from a position."""
-        return super().read_at(position - self._start, view)
 
     def front(self) -> Readable:
         """Read from the front."""
@@ -107,7 +103,7 @@ class _Front:
 class Prefix:
     """A delivery file, or its first bytes; what has been checked is of lines 1 to 8 of §10."""
 
-    def __init__(self, storage: Storage, header: Header, limit: Limit) -> None:
+    def __init__(self, storage: PositionedStorage, header: Header, limit: Limit) -> None:
         self.storage, self.name = storage, storage.name
         self.document = _document.parse(header, self.name)
         ends = self.document.ends

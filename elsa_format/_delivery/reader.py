@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from elsa_format._container.header import TensorInfo, as_array
+from elsa_format._container.header import as_array
 from elsa_format._delivery.blocks import Blocks, Decoder, Words, at_once
 from elsa_format._delivery.prefix import Growing, Prefix
 from elsa_format._delivery.sequences import Sequence
@@ -23,27 +23,7 @@ class Delivery(Closing):
 
     def __init__(self, prefix: Prefix) -> None:
         self.prefix, self.decoder = prefix, Decoder(prefix)
-        self._blocks = Blocks(self.decoder)
-
-    def read(
-        self, info: TensorInfo, part: int, start: int, out: NDArray[np.uint8], *, alone: bool
-    ) -> None:
-        """Bytes of a tensor as the first parts have it, from `start` on.
-
-        What follows is decoded ahead, unless the tensor is read `alone`.
-        """
-        place = self.prefix.plan.places[info.name]
-        sequence = place.sequence
-        itemsize = sequence.words.itemsize
-        end = place.start + info.nbytes // itemsize
-        stop = -(-end // sequence.batch) if alone else sequence.batches
-        at, done = place.start + start // itemsize, 0
-        while done < out.size:
-            number, inside = divmod(at, sequence.batch)
-            words = self._blocks.get(place, part, number, stop)
-            found = words[inside:].view(np.uint8)[: out.size - done]
-            out[done : done + found.size] = found
-            done, at = done + found.size, at + found.size // itemsize
+        self.blocks = Blocks(self.decoder)
 
     def finish(self) -> None:
         """Nothing follows what was read, and it is what it was."""
@@ -54,7 +34,7 @@ class Delivery(Closing):
 
     def close(self) -> None:
         """Close the file."""
-        self._blocks.close()
+        self.blocks.close()
         self.prefix.close()
 
 

@@ -15,7 +15,7 @@ from elsa_format._network.base import Kind, Network, TensorBytes
 from elsa_format._options import Limit
 from elsa_format._profile import LevelNumber
 from elsa_format._storage import Storage
-from elsa_format._storage.local import PipeStorage
+from elsa_format._storage.base import PositionedStorage
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +88,7 @@ class DeliveryNetwork(Network):
 
 def delivery_network(storage: Storage, header: Header, limit: Limit) -> DeliveryNetwork:
     """The network in a delivery file whose header was read."""
-    if isinstance(storage, PipeStorage) or storage.high_latency:
+    if storage.size is None or storage.high_latency or not isinstance(storage, PositionedStorage):
         storage = Growing(storage, header.data_start)
     prefix = Prefix(storage, header, limit)
     return DeliveryNetwork(prefix.name, prefix.header, prefix.profile, delivery=Delivery(prefix))
@@ -101,10 +101,17 @@ class _DeliveredBytes(TensorBytes):
         self._delivery, self._part, self._alone = delivery, part, alone
 
     def seek(self, info: TensorInfo) -> None:
-        self._info, self._position = info, 0
+        """What follows a tensor is decoded ahead, unless it is read alone."""
+        place = self._delivery.prefix.plan.places[info.name]
+        sequence, self._place, self._at = place.sequence, place, place.start
+        end = place.start + info.nbytes // sequence.words.itemsize
+        self._stop = -(-end // sequence.batch) if self._alone else sequence.batches
 
     def readinto(self, buffer: Any, /) -> int:
         out: NDArray[np.uint8] = np.frombuffer(buffer, np.uint8)
-        self._delivery.read(self._info, self._part, self._position, out, alone=self._alone)
-        self._position += out.size
-        return out.size
+        number, inside = divmod(self._at, self._place.sequence.batch)
+        words = self._delivery.blocks.get(self._place, self._part, number, self._stop)
+        found = words[inside:].view(np.uint8)[: out.size]
+        out[: found.size] = found
+        self._at += found.size // words.itemsize
+        return found.size

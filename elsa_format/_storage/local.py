@@ -104,6 +104,8 @@ class StreamStorage(PositionedStorage, Renewed):
     """A seekable stream, such as BytesIO; it stays open."""
 
     size: int
+    _offset = 0
+    """What the first byte of the stream is at, where those before it are known."""
 
     def __init__(self, stream: IO[bytes], name: str | None = None) -> None:
         self.name = stream_name(stream) if name is None else name
@@ -117,9 +119,9 @@ class StreamStorage(PositionedStorage, Renewed):
 
     def read_at(self, position: int, view: memoryview) -> int:
         if _is_plain_file(self._stream):  # whose position a forked child shares
-            return os.preadv(self._stream.fileno(), [view], position)
+            return os.preadv(self._stream.fileno(), [view], position - self._offset)
         with self._lock:
-            self._stream.seek(position)
+            self._stream.seek(position - self._offset)
             data = self._stream.read(len(view))
             view[: len(data)] = data
             return len(data)
@@ -159,7 +161,7 @@ class SpooledStorage(StreamStorage):
     """What is left of a pipe, copied to disk: some layouts are read at several places at once."""
 
     def __init__(self, pipe: Storage, start: int) -> None:
-        self._start = start
+        self._offset = start
         # Closed when it is no longer used; it has no name.
         file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
         with contextlib.closing(pipe.reader(start, sys.maxsize)) as reader:
@@ -169,9 +171,6 @@ class SpooledStorage(StreamStorage):
                     view = view[file.write(view) :]
         super().__init__(file, pipe.name)
         self.size += start
-
-    def read_at(self, position: int, view: memoryview) -> int:
-        return super().read_at(position - self._start, view)
 
     def close(self) -> None:
         self._stream.close()
