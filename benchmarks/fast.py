@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import _private  # noqa: F401 - finds internals
 import onnx
 import onnxruntime
 from _networks import NETWORKS, Network, with_weights

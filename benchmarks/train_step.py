@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import _private  # noqa: F401 - finds internals
 import jax
 import jax.numpy as jnp
 import numpy as np
