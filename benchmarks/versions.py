@@ -24,6 +24,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+if not __package__:  # a worker, which is run as a script
+    import _private  # noqa: F401 - finds internals
+
 from internals import import_line
 
 AREAS = ("load", "stream", "pack", "layouts", "kernels", "growth")
