@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from internals import DELIVERY_BLOCK as BLOCK
 from internals import DTYPES
+from kinds.networks import Network
 from test_every_route import FLOATS, finite, networks
 
 import elsa_format as elsa
@@ -18,20 +19,10 @@ MANTISSAS = {name: DTYPES[name].mantissa for name in FLOATS}
 
 @settings(max_examples=40, deadline=None)
 @given(networks(), st.sampled_from([6, 9, 17, 20]), st.sampled_from([1, 2]))
-def test_ship_and_back(made: tuple[dict[str, np.ndarray], int, int], block: int, jobs: int) -> None:
-    tensors, bits, levels = made
+def test_ship_and_back(network: Network, block: int, jobs: int) -> None:
     source, shipped, back = io.BytesIO(), io.BytesIO(), io.BytesIO()
-    nested = [name for name in tensors if name != "shared"]
-    specs = [elsa.LevelSpec(f"level {t}") for t in range(1, levels + 1)]
-    varying = [np.full(3, t, np.float16) for t in range(levels)]
-    elsa.write(
-        source,
-        tensors | {"varying": np.zeros(3, np.float16)},
-        bits=bits,
-        levels=specs,
-        nested=nested,
-        per_level={"varying": varying},
-    )
+    levels = len(network.names)
+    network.write(source)
     raw = source.getvalue()
     report = elsa.ship(io.BytesIO(raw), shipped, block=block, jobs=jobs)
     elsa.extract(io.BytesIO(shipped.getvalue()), back, restore=True)
