@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from elsa_format import _kernels
 from elsa_format._container.header import TensorInfo
-from elsa_format._counters import MAX_LEVELS
+from elsa_format._counters import MAX_LEVELS, Words
 from elsa_format._errors import CounterOutOfRange, InfeasibleLevels, NotNested, TensorMismatch
 from elsa_format._memory import BLOCK
-from elsa_format._packing.checkpoint import Checkpoint, Words, same_tensor, words_of
+from elsa_format._packing.checkpoint import Checkpoint, same_tensor, words_of
 from elsa_format._writer import LevelSpec
 
 Counters = NDArray[np.uint8]

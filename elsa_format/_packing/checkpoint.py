@@ -13,6 +13,7 @@ from elsa_format._container.dtypes import of_array
 from elsa_format._container.foreign import SNIFFED
 from elsa_format._container.header import RESERVED, Header, TensorInfo
 from elsa_format._container.index import Index, is_index, is_url, shards_suffix
+from elsa_format._counters import Words
 from elsa_format._errors import (
     AlreadyPacked,
     InvalidCheckpoint,
@@ -33,7 +34,6 @@ from elsa_format._storage.directory import weights_file
 from elsa_format._storage.shards import read_index, shard_path
 
 FilePath = str | os.PathLike[str]
-Words = NDArray[Any]
 
 
 class Checkpoint(Closing, ABC):

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,11 @@ from numpy.typing import NDArray
 from elsa_format import _kernels
 from elsa_format._container.dtypes import DTYPES, Dtype
 from elsa_format._container.header import TensorInfo, lay_out
+from elsa_format._counters import Words
 from elsa_format._errors import InfeasibleLevels
 from elsa_format._memory import BLOCK
 from elsa_format._packing.assignment import Assignment, Counters, Tick
-from elsa_format._packing.checkpoint import Checkpoint, Words, words_of
+from elsa_format._packing.checkpoint import Checkpoint, words_of
 from elsa_format._packing.layers import common_group, uneven
 from elsa_format._packing.options import Scope
 from elsa_format._writer import LevelSpec
@@ -63,16 +65,10 @@ class MagnitudeLevels(Assignment):
         self._key = _common_dtype({info.dtype.name for info in tensors})
         groups = [tensors] if self.scope == "global" else [[info] for info in tensors]
         for group in groups:
-
-            def keys(group: list[TensorInfo] = group) -> Iterator[Words]:
-                for info in group:
-                    for words in self._all_keys(info):
-                        yield words
-                        tick(words.size * info.dtype.size // 8)
-
             total = sum(info.elements for info in group)
             keep = [kept_count(s, total) for s in self.sparsities]
-            cut = find_thresholds(keys, self._key.size - 1, keep, total)
+            passes = partial(self._all_keys, group, tick)
+            cut = find_thresholds(passes, self._key.size - 1, keep, total)
             for info in lay_out(group).values():  # the order in which one file would hold them
                 self._cuts[info.name] = cut
                 if self._share_ties:
@@ -88,15 +84,16 @@ class MagnitudeLevels(Assignment):
         """How many weights of a tensor are as large as each level's threshold."""
         prefixes = np.unique(cut.thresholds >> np.uint64(1))
         table = np.zeros((prefixes.size, 2), np.uint64)
-        for words in self._all_keys(info):
+        for words in self._all_keys([info], tick):
             _kernels.histogram(words, 0, 1, prefixes, table)
-            tick(words.size * info.dtype.size // 8)
         rows = np.searchsorted(prefixes, cut.thresholds >> np.uint64(1))
         return table[rows, (cut.thresholds & np.uint64(1)).astype(np.intp)].astype(np.int64)
 
-    def _all_keys(self, info: TensorInfo) -> Iterator[Words]:
-        for words in words_of(self.network, info):
-            yield self._keys(words, info.dtype)
+    def _all_keys(self, tensors: list[TensorInfo], tick: Tick) -> Iterator[Words]:
+        for info in tensors:
+            for words in words_of(self.network, info):
+                yield self._keys(words, info.dtype)
+                tick(words.nbytes)
 
     def _keys(self, words: Words, dtype: Dtype) -> Words:
         if dtype == self._key:

@@ -13,7 +13,7 @@ import numpy as np
 from elsa_format._container.header import TensorInfo
 from elsa_format._container.index import is_index, is_url
 from elsa_format._container.json import is_text
-from elsa_format._counters import MAX_LEVELS, Embedding, bits_for, check_bits
+from elsa_format._counters import MAX_LEVELS, Embedding, Words, bits_for, check_bits
 from elsa_format._delivery.estimate import estimated_downloads
 from elsa_format._errors import (
     ConflictingOptions,
@@ -29,7 +29,7 @@ from elsa_format._output import Target
 from elsa_format._output.directory import InDirectory, in_directory
 from elsa_format._output.shards import check_shard_size, group_tensors
 from elsa_format._packing.assignment import Assignment, GivenCounters, NestedCheckpoints
-from elsa_format._packing.checkpoint import Checkpoint, CheckpointLike, Words, open_checkpoint
+from elsa_format._packing.checkpoint import Checkpoint, CheckpointLike, open_checkpoint
 from elsa_format._packing.layers import empty_layers, transformer_notes
 from elsa_format._packing.one_shot import MagnitudeLevels, PatternLevels
 from elsa_format._packing.options import Choice, PackFields, PackOptions, choose
