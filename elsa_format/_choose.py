@@ -4,7 +4,7 @@ from elsa_format._errors import NoLevelGiven, NoSuchLevel
 from elsa_format._layouts import LAYOUTS, Layout
 from elsa_format._level_header import LevelSizes
 from elsa_format._network import Network
-from elsa_format._options import one_of, whole
+from elsa_format._options import check_int, one_of
 from elsa_format._profile import Level, LevelLike, LevelNumber
 from elsa_format.levels import Sparsity, zeros_of
 
@@ -42,7 +42,7 @@ def choose_level(
         return network.level_number(level)
     if sparsity is not None:
         return _sparse_enough(network, sparsity)
-    return _small_enough(network, whole("max_size", max_size, low=0), layout)
+    return _small_enough(network, check_int("max_size", max_size, low=0), layout)
 
 
 def _sparse_enough(network: Network, sparsity: Sparsity) -> int:

@@ -10,7 +10,7 @@ from elsa_format import _kernels
 from elsa_format._container.dtypes import Dtype, of_array
 from elsa_format._container.header import check_out
 from elsa_format._errors import BitsTooWide, CounterOutOfRange, FormatError, NonFinite, ZeroFrozen
-from elsa_format._options import one_of, whole
+from elsa_format._options import check_int, one_of
 
 MAX_BITS = 8
 MAX_LEVELS = 2**MAX_BITS - 1
@@ -44,7 +44,7 @@ def nestable_dtype(array: NDArray[Any], bits: int) -> Dtype:
 
 def check_bits(dtype: Dtype, bits: int, where: str = "") -> None:
     """Refuse counters that the dtype cannot carry."""
-    bits = whole("bits", bits, low=0)
+    bits = check_int("bits", bits, low=0)
     prefix = f"{where}: " if where else ""
     if not 1 <= bits <= MAX_BITS:
         raise BitsTooWide(f"{prefix}{bits}-bit counters, expected 1..{MAX_BITS} bits")
@@ -88,7 +88,7 @@ def mask_level(
 def mask_into(weights: NDArray[Any], out: NDArray[Any], bits: int, level: int) -> int:
     """Write the weights of one level to `out`, as `mask_level` does; return their number."""
     dtype = nestable_dtype(weights, bits)
-    level = whole("level", level, low=1, high=(1 << bits) - 1)
+    level = check_int("level", level, low=1, high=(1 << bits) - 1)
     check_out(out, weights.dtype, weights.shape)
     return int(_kernels.mask(words_of(weights, dtype), words_of(out, dtype), bits, level))
 

@@ -17,7 +17,7 @@ from elsa_format._layouts import FORMS, Layout, Piece
 from elsa_format._level_header import describe_level, level_header
 from elsa_format._level_reader import LevelReader, Proof, counted
 from elsa_format._network import Network, Step, open_network
-from elsa_format._options import whole as whole_number
+from elsa_format._options import check_int
 from elsa_format._output import Output, Target, is_special
 from elsa_format._output.directory import in_directory
 from elsa_format._output.shards import check_shard_size, group_tensors, open_destination
@@ -74,7 +74,7 @@ def extract(
     variant, sharded = None if layout == "dense" else layout, max_shard_size is not None
     target = in_directory(source, target, variant=variant, sharded=sharded)
     check_shard_size(target, max_shard_size)
-    jobs = whole_number("jobs", jobs, low=1)
+    jobs = check_int("jobs", jobs, low=1)
     if whole is not None:
         warn("whole= is now restore=", DeprecationWarning, stacklevel=2)
         restore = whole
@@ -130,7 +130,7 @@ def restore_files(network: Network, target: Target, *, force: bool, progress: Pr
                         position += block.size
                 reader.finish()
         tensors = [file.header.tensors.values() for file in files]
-        destination.commit(tensors, network.about, progress)
+        destination.commit(tensors, network.extra_metadata, progress)
 
 
 @dataclass(frozen=True)
@@ -193,17 +193,17 @@ class _Job:
                     places[name] = output, position + piece.nbytes
 
             self._read(copy)
-            about = self._index_metadata() if destination.sharded else {}
-            destination.commit(files, about, self.meter.progress)
+            extra = self._index_metadata() if destination.sharded else {}
+            destination.commit(files, extra, self.meter.progress)
 
     def _index_metadata(self) -> dict[str, Any]:
         """What the shards of a level cannot say by themselves, as the digest of the whole."""
         if self.level == "dense":
-            return dict(self.network.about)
+            return dict(self.network.extra_metadata)
         described = describe_level(self.network, self.level, self.layout, {})
         document = parse_document(described, _level_document.KEY)
         del document["tensors"]
-        return {**self.network.about, _level_document.KEY: document}
+        return {**self.network.extra_metadata, _level_document.KEY: document}
 
     def _pieces(self, reader: LevelReader, step: Step) -> Iterator[Piece]:
         """What one stored tensor contributes to the level file."""
@@ -243,7 +243,7 @@ class _Job:
             network.metadata,
             profile.levels[level - 1].metrics,
             any(entry.digest for entry in profile.levels),
-            extra_metadata=network.about,
+            extra_metadata=network.extra_metadata,
         )
         with open_writer(target, infos, contents, force=force) as writer:
 

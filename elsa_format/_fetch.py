@@ -18,7 +18,7 @@ from elsa_format._delivery.folder import SideFile, find_folder, missing
 from elsa_format._errors import InvalidOption, NoSuchLevel
 from elsa_format._network import Network, join_shards
 from elsa_format._network.stored import StoredNetwork
-from elsa_format._options import Limit, whole
+from elsa_format._options import Limit, check_int
 from elsa_format._output import is_special, localized
 from elsa_format._output.atomic import new_folders
 from elsa_format._output.directory import names_directory, refuse_others
@@ -224,7 +224,7 @@ def _choose(
     if max_size is None:
         number = choose_level(network, level=level, sparsity=sparsity)
         return dense if number == "dense" else number
-    max_size, read = whole("max_size", max_size, low=0), sum(copy.read for copy in copies)
+    max_size, read = check_int("max_size", max_size, low=0), sum(copy.read for copy in copies)
 
     def takes(part: int) -> int:
         """Bytes that are downloaded for a part, with those that have been: headers and heads."""

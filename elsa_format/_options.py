@@ -25,17 +25,17 @@ def one_of(keyword: str, value: Any, allowed: Sequence[T]) -> T:
     return allowed[allowed.index(value)]
 
 
-def whole(keyword: str, value: Any, low: int | None = None, high: int | None = None) -> int:
+def check_int(keyword: str, value: Any, low: int | None = None, high: int | None = None) -> int:
     """The value as an int: Python's or numpy's, in a range.
 
-    >>> whole("jobs", 0, low=1)
+    >>> check_int("jobs", 0, low=1)
     Traceback (most recent call last):
     ValueError: jobs 0, expected a whole number from 1
     """
     expected = "a whole number"
     expected += "" if low is None else f" from {low}"
     expected += "" if high is None else f" to {high}"
-    number = as_whole(value)
+    number = as_int(value)
     if number is None:
         raise TypeError(f"{keyword} {value!r}, expected {expected}")
     if (low is not None and number < low) or (high is not None and number > high):
@@ -43,10 +43,10 @@ def whole(keyword: str, value: Any, low: int | None = None, high: int | None = N
     return number
 
 
-def as_whole(value: Any) -> int | None:
+def as_int(value: Any) -> int | None:
     """The value as an int, None if it is no whole number: True and numpy's True are none.
 
-    >>> as_whole(3), as_whole(3.0), as_whole(True)
+    >>> as_int(3), as_int(3.0), as_int(True)
     (3, None, None)
     """
     if isinstance(value, bool) or getattr(getattr(value, "dtype", None), "kind", "") == "b":
@@ -83,7 +83,7 @@ class Limit:
     """
 
     def __init__(self, max_bytes: int | None = None) -> None:
-        self._most = None if max_bytes is None else whole("max_bytes", max_bytes, low=0)
+        self._most = None if max_bytes is None else check_int("max_bytes", max_bytes, low=0)
         self._headers = 0
 
     def header(self, size: int, where: str) -> None:

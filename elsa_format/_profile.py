@@ -22,7 +22,7 @@ from elsa_format._errors import (
     NotElsa,
     ProfileMismatch,
 )
-from elsa_format._options import as_whole
+from elsa_format._options import as_int
 
 VERSION = "1.0"
 KEY = "elsa"
@@ -197,7 +197,7 @@ def find_level(level: LevelLike, names: Sequence[str], where: str = "") -> Level
         number = int(level) if _NUMBER.fullmatch(level) else 0
         found = [t for t, name in enumerate(names, 1) if name == level]
     else:
-        number = as_whole(level) or 0
+        number = as_int(level) or 0
     if 1 <= number <= len(names):
         return number
     if len(found) == 1:

@@ -17,7 +17,7 @@ from elsa_format._delivery.document import BLOCK, BLOCKS, SUFFIX, header_bytes
 from elsa_format._delivery.encoder import Encoder
 from elsa_format._errors import InvalidOption
 from elsa_format._network import open_network
-from elsa_format._options import whole
+from elsa_format._options import check_int
 from elsa_format._output import (
     Output,
     Target,
@@ -77,9 +77,9 @@ def ship(
     >>> list(report.sizes), report.sizes[1] < report.source / 10
     ([1, 2, 3, 'dense'], True)
     """
-    if whole("block", block, low=0) not in BLOCKS:
+    if check_int("block", block, low=0) not in BLOCKS:
         raise InvalidOption(f"block is {block}, expected {BLOCKS.start}..{BLOCKS.stop - 1}")
-    jobs = whole("jobs", jobs, low=1)
+    jobs = check_int("jobs", jobs, low=1)
     target = in_directory(source, target, variant=SHIP)
     source = weights_file(source)
     if is_index(source) != is_index(target):

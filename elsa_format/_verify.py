@@ -20,7 +20,7 @@ from elsa_format._errors import (
 )
 from elsa_format._level_reader import LevelReader, Proof
 from elsa_format._network import Network, open_network
-from elsa_format._options import whole
+from elsa_format._options import check_int
 from elsa_format._profile import LevelNumber, variant_name
 from elsa_format._storage import Source
 from elsa_format._threads import Meter, Progress, no_progress
@@ -67,7 +67,7 @@ def verify(
     >>> verify("net.safetensors").digests
     3
     """
-    jobs = whole("jobs", jobs, low=1)
+    jobs = check_int("jobs", jobs, low=1)
     with open_network(source, along=True, max_bytes=max_bytes) as network:
         meter, check = Meter(progress, network.header.data_size), NetworkCheck(network)
         meter.run(lambda file: check.file(file, meter.tick), network.files, jobs)

@@ -26,7 +26,7 @@ from elsa_format._counters import MAX_BITS, bits_for, check_bits, refuse_unpacka
 from elsa_format._digest import LevelDigests, digest_of_lines
 from elsa_format._errors import CounterOutOfRange, InvalidHeader, InvalidProfile, TensorMismatch
 from elsa_format._memory import BLOCK
-from elsa_format._options import strings, whole
+from elsa_format._options import check_int, strings
 from elsa_format._output import Output, Target
 from elsa_format._output.shards import Destination, open_destination
 from elsa_format._profile import (
@@ -347,7 +347,7 @@ def write(
     >>> [level.nonzero for level in profile.levels]
     [1, 2]
     """
-    bits = bits_for(len(levels)) if bits is None else whole("bits", bits, low=1, high=MAX_BITS)
+    bits = bits_for(len(levels)) if bits is None else check_int("bits", bits, low=1, high=MAX_BITS)
     if not 1 <= len(levels) < 1 << bits:
         raise InvalidProfile(f"{len(levels)} levels do not fit {bits}-bit counters")
     refuse_same_names([level.name for level in levels])

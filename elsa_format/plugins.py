@@ -5,10 +5,10 @@ These names are as public as those of `elsa_format` itself; its modules with an 
 
 from elsa_format._choose import choose_level
 from elsa_format._container.dtypes import DTYPES, Dtype, of_array
-from elsa_format._container.foreign import SNIFFED, foreign
 from elsa_format._container.header import TensorInfo, as_array
 from elsa_format._container.index import is_index, is_url
 from elsa_format._container.json import dump, is_text
+from elsa_format._container.other_format import SNIFFED, other_format
 from elsa_format._counters import mask_into
 from elsa_format._digest import digest_of_lines, tensor_line
 from elsa_format._level_reader import LevelReader, counted
@@ -55,7 +55,6 @@ __all__ = [
     "digest_of_lines",
     "dump",
     "find_level",
-    "foreign",
     "is_index",
     "is_special",
     "is_text",
@@ -66,6 +65,7 @@ __all__ = [
     "open_network",
     "open_output",
     "open_shared_writer",
+    "other_format",
     "tensor_line",
     "variant_name",
     "weights_file",

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elsa_format._container.dtypes import DTYPES, Dtype
-from elsa_format._container.foreign import SNIFFED, foreign
 from elsa_format._container.json import MAX_OFFSET, dump, parse_header, quote
+from elsa_format._container.other_format import SNIFFED, other_format
 from elsa_format._errors import (
     HeaderTooLarge,
     InvalidHeader,
@@ -121,7 +121,7 @@ def read_header(source: Readable, where: str, limit: Limit | None = None) -> Hea
         raise Truncated(f"{where}: {found}, expected a header length of 8 bytes")
     length = int.from_bytes(prefix, "little")
     if length > MAX_HEADER:
-        problem = foreign(prefix + read_exactly(source, SNIFFED - LENGTH_BYTES))
+        problem = other_format(prefix + read_exactly(source, SNIFFED - LENGTH_BYTES))
         expected = f"header of {length} bytes, expected at most {MAX_HEADER}"
         raise HeaderTooLarge(f"{where}: {problem or expected}")
     if limit is not None:

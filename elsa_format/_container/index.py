@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from elsa_format._container.foreign import SNIFFED, foreign
 from elsa_format._container.header import TensorInfo
 from elsa_format._container.json import dump, is_text, parse_document
+from elsa_format._container.other_format import SNIFFED, other_format
 from elsa_format._errors import InvalidIndex, InvalidJson, InvalidOption, UnsafePath
 
 SUFFIX = ".index.json"
@@ -37,7 +37,7 @@ class Index:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def about(self) -> dict[str, Any]:
+    def extra_metadata(self) -> dict[str, Any]:
         """What others say in it, which is kept: neither sizes nor what the format says itself."""
         own = ("total_size", "elsa_level")
         return {key: value for key, value in self.metadata.items() if key not in own}
@@ -76,7 +76,7 @@ def shards_suffix(index: str | os.PathLike[str]) -> str:
 
 def parse(raw: bytes, where: str) -> Index:
     """Check an index by itself: restricted JSON, its structure, plain file names."""
-    problem = None if raw.lstrip()[:1] == b"{" else foreign(raw[:SNIFFED])
+    problem = None if raw.lstrip()[:1] == b"{" else other_format(raw[:SNIFFED])
     if problem is not None:
         raise InvalidJson(f"{where}: {problem}")
     try:
@@ -126,9 +126,9 @@ def index_bytes(
         for info in infos:
             weight_map[info.name] = name
             total += info.nbytes
-    about = dict(metadata or {}) | {"total_size": total}
+    extra = dict(metadata or {}) | {"total_size": total}
     document = {
-        "metadata": dict(sorted(about.items())),
+        "metadata": dict(sorted(extra.items())),
         "weight_map": dict(sorted(weight_map.items())),
     }
     return dump(document).encode("utf-8")

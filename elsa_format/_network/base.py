@@ -71,7 +71,7 @@ class Network(Closing, ABC):
     header: Header
     """The tensors with their dtypes and shapes, and the metadata; of shards, those of all."""
     profile: Profile
-    about: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+    extra_metadata: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
     """What else the index says, if there is one."""
 
     # --- Bytes -----------------------------------------------------------------------------------

@@ -125,7 +125,7 @@ def join_shards(
         joined = (
             _join_levels(where, levels, index) if levels else _join_networks(where, shards, index)
         )
-        return replace(joined, about=index.about)
+        return replace(joined, extra_metadata=index.extra_metadata)
     except BaseException:
         for shard in shards.values():
             shard.close()

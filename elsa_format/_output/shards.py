@@ -9,7 +9,7 @@ from typing import Any
 from elsa_format._container.header import TensorInfo
 from elsa_format._container.index import index_bytes, is_index, is_url, shard_names
 from elsa_format._errors import ConflictingOptions, RemoteError
-from elsa_format._options import whole
+from elsa_format._options import check_int
 from elsa_format._output import (
     Output,
     Target,
@@ -31,7 +31,7 @@ def check_shard_size(target: Target, max_size: int | None) -> None:
     """Refuse a size of shards that none can have, or for a target that is not written in shards."""
     if max_size is None:
         return
-    whole("max_shard_size", max_size, low=1)
+    check_int("max_shard_size", max_size, low=1)
     if not is_index(target):
         raise ConflictingOptions(
             "the output is one file",
@@ -88,7 +88,7 @@ class Destination:
     def commit(
         self,
         tensors: Sequence[Iterable[TensorInfo]],
-        about: Mapping[str, Any],
+        extra_metadata: Mapping[str, Any],
         progress: Progress = no_progress,
     ) -> None:
         """Everything is written: let it appear, and an index of each file's tensors last.
@@ -97,7 +97,7 @@ class Destination:
         """
         outputs = [*self._before, *self.outputs]
         if self._index is not None:
-            self._index.write_at(0, index_bytes(self._names, tensors, about))
+            self._index.write_at(0, index_bytes(self._names, tensors, extra_metadata))
             outputs.append(self._index)
         commit_outputs(outputs, renew=self.sharded and self._force, progress=progress)
 

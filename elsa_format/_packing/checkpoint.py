@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elsa_format._container.dtypes import of_array
-from elsa_format._container.foreign import SNIFFED
 from elsa_format._container.header import RESERVED, Header, TensorInfo
 from elsa_format._container.index import Index, is_index, is_url, shards_suffix
+from elsa_format._container.other_format import SNIFFED
 from elsa_format._counters import Words
 from elsa_format._errors import (
     AlreadyPacked,
@@ -151,7 +151,7 @@ class SafetensorsCheckpoint(Checkpoint):
 
     def __init__(self, source: str | os.PathLike[str]) -> None:
         self._network = network = open_level(source, _refuse_packed)
-        self.path, self.extra_metadata = network.name, network.about
+        self.path, self.extra_metadata = network.name, network.extra_metadata
         self.tensors, self.metadata = network.tensors, network.metadata
 
     @property
@@ -196,7 +196,7 @@ class ShardedCheckpoint(Checkpoint):
 
     def __init__(self, index: Path, open_shard: Callable[[Path], Checkpoint | None]) -> None:
         found, self.path = read_index(index)
-        self.extra_metadata = found.about
+        self.extra_metadata = found.extra_metadata
         self._shards: list[Checkpoint] = []
         self._of: dict[str, Checkpoint] = {}
         tensors: dict[str, TensorInfo] = {}

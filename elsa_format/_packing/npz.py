@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elsa_format._container.dtypes import of_array
-from elsa_format._container.foreign import SNIFFED, foreign
 from elsa_format._container.header import TensorInfo
 from elsa_format._container.json import MAX_OFFSET
+from elsa_format._container.other_format import SNIFFED, other_format
 from elsa_format._errors import ElsaError, InvalidCheckpoint
 from elsa_format._packing.checkpoint import Checkpoint, array_blocks
 
@@ -34,7 +34,7 @@ class NpzCheckpoint(Checkpoint):
                 with open(path, "rb") as file:
                     first = file.read(SNIFFED)
                 cut = first.startswith(b"PK")  # an archive, but not all of it
-                problem = None if cut else foreign(first, "a numpy archive")
+                problem = None if cut else other_format(first, "a numpy archive")
                 raise InvalidCheckpoint(f"{self.path}: {problem or error}") from None
         try:
             members = [self._info(member) for member in self._zip.namelist()]

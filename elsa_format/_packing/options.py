@@ -10,7 +10,7 @@ from typing import Literal, TypedDict, cast, get_args
 
 from elsa_format._counters import MAX_LEVELS, ROUNDINGS, Rounding
 from elsa_format._errors import ConflictingOptions, NoSuchTensor
-from elsa_format._options import one_of, strings, whole
+from elsa_format._options import check_int, one_of, strings
 from elsa_format._packing.checkpoint import Checkpoint, CheckpointLike
 from elsa_format._packing.layers import common_group, input_axes, uneven, unpruned
 from elsa_format.levels import Pattern, Sparsity, check_levels, parse_sparsities
@@ -93,7 +93,7 @@ class PackOptions:
                 raise ConflictingOptions(
                     "only counters have a number of levels", "{level_count} needs {counters}"
                 )
-            self._set("level_count", whole("level_count", self.level_count, 1, MAX_LEVELS))
+            self._set("level_count", check_int("level_count", self.level_count, 1, MAX_LEVELS))
         for name in ("include", "exclude", "per_level", "names"):
             if (value := getattr(self, name)) is not None:
                 self._set(name, tuple(strings(name, value)))
@@ -109,7 +109,7 @@ class PackOptions:
         if self.scope is not None:
             one_of("scope", self.scope, SCOPES)
         if self.axis is not None:
-            self._set("axis", whole("axis", self.axis))
+            self._set("axis", check_int("axis", self.axis))
         one_of("rounding", self.rounding, ROUNDINGS)
 
     def _set(self, name: str, checked: object) -> None:

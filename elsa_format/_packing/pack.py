@@ -24,7 +24,7 @@ from elsa_format._errors import (
     TensorMismatch,
 )
 from elsa_format._memory import BLOCK, give_block, take_block
-from elsa_format._options import whole
+from elsa_format._options import check_int
 from elsa_format._output import Target
 from elsa_format._output.directory import InDirectory, in_directory
 from elsa_format._output.shards import check_shard_size, group_tensors
@@ -110,7 +110,7 @@ def pack(
         What was packed.
     """
     options = PackOptions(**fields) if options is None else replace(options, **fields)
-    jobs = whole("jobs", jobs, low=1)
+    jobs = check_int("jobs", jobs, low=1)
     folder = Path(dense) if is_directory(dense) else None  # type: ignore[arg-type]
     out = in_directory(dense, out, sharded=max_shard_size is not None)
     check_shard_size(out, max_shard_size)

@@ -24,7 +24,7 @@ from elsa_converters.onnx._model.tensors import (
     weight_of,
 )
 from elsa_converters.onnx._model.wire import OWN_FILE, without_large_data
-from elsa_format.plugins import SNIFFED, foreign
+from elsa_format.plugins import SNIFFED, other_format
 
 TEMPLATE_KEY = "elsa_template"
 """Entry of metadata_props that marks a template: its weights are in an ELSA file."""
@@ -109,7 +109,7 @@ def parse_model(path: Path) -> ModelProto:
         return _parsed(path)
     except InvalidOnnx:
         with open(path, "rb") as file:
-            problem = foreign(file.read(SNIFFED), "an ONNX model")
+            problem = other_format(file.read(SNIFFED), "an ONNX model")
         if problem is None:
             raise
         raise InvalidOnnx(f"{path}: {problem}") from None

@@ -30,14 +30,14 @@ _KINDS = [
 _TORCH = "elsa-pack reads it if its name ends in .pt or .bin"
 
 
-def foreign(first: bytes, expected: str = "safetensors") -> str | None:
+def other_format(first: bytes, expected: str = "safetensors") -> str | None:
     """What a file is that starts with these bytes, if it is a known kind other than expected.
 
     Args:
         first: The first bytes of the file, at most `SNIFFED`.
         expected: What the file should be, as it is called here: "safetensors", "an ONNX model".
 
-    >>> foreign(b"GGUF" + bytes(60))
+    >>> other_format(b"GGUF" + bytes(60))
     'is a GGUF file; pack the checkpoint it was made from'
     """
     for pattern, kind, advice in _KINDS:
