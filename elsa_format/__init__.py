@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from elsa_format._packing.checkpoint import Checkpoint
     from elsa_format._packing.options import PackOptions
     from elsa_format._packing.pack import PackReport, pack
-    from elsa_format._profile import Level, Profile
+    from elsa_format._profile import Level, MetricInfo, Profile
     from elsa_format._ship import ShipReport, ship
     from elsa_format._verify import Report, verify
     from elsa_format._writer import LevelSpec, write
@@ -69,6 +69,7 @@ __all__ = [
     "InvalidProfile",
     "Level",
     "LevelSpec",
+    "MetricInfo",
     "MissingExtra",
     "NoGraph",
     "NoLevelGiven",
@@ -124,6 +125,7 @@ _HOMES = {
     "File": "_file",
     "Level": "_profile",
     "LevelSpec": "_writer",
+    "MetricInfo": "_profile",
     "PackOptions": "_packing.options",
     "PackReport": "_packing.pack",
     "Profile": "_profile",

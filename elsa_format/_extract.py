@@ -243,6 +243,8 @@ class _Job:
             network.metadata,
             profile.levels[level - 1].metrics,
             any(entry.digest for entry in profile.levels),
+            profile.levels[level - 1].errors,
+            profile.metrics,
             extra_metadata=network.extra_metadata,
         )
         with open_writer(target, infos, contents, force=force) as writer:

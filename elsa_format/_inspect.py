@@ -94,6 +94,7 @@ def _describe(file: File, title: str) -> dict[str, Any]:
                 "nonzero": level.nonzero,
                 "digest": level.digest,
                 "metrics": dict(level.metrics),
+                "errors": dict(level.errors),
                 "sizes": {layout: file.size(t, layout) for layout in LAYOUTS},
                 "download_estimate": estimates[t],
             }
@@ -101,9 +102,11 @@ def _describe(file: File, title: str) -> dict[str, Any]:
         ],
         "dense": {
             "metrics": dict(profile.dense_metrics),
+            "errors": dict(profile.dense_errors),
             "size": file.size("dense"),
             "download_estimate": estimates["dense"],
         },
+        "metrics": {name: metric.to_json() for name, metric in profile.metrics.items()},
         **_delivery(file),
         "shard": profile.shard,
         "metadata": dict(file.metadata),

@@ -46,6 +46,30 @@ def variant_name(name: str, level: int) -> str:
     return f"{RESERVED}{level}.{name}"
 
 
+Better = Literal["higher", "lower"]
+"""Which values of a metric are better."""
+BETTER: tuple[Better, Better] = ("higher", "lower")
+
+
+@dataclass(frozen=True)
+class MetricInfo:
+    """How a metric was measured (spec §5.4).
+
+    >>> MetricInfo("higher", samples=10000).to_json()
+    {'better': 'higher', 'samples': 10000}
+    """
+
+    better: Better
+    samples: int | None = None
+    recorded: str | None = None
+    """The program that measured it."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The metric's object in the profile."""
+        entry = {"better": self.better, "recorded": self.recorded, "samples": self.samples}
+        return {key: value for key, value in entry.items() if value is not None}
+
+
 @dataclass(frozen=True)
 class Level:
     """One nested network as the profile describes it.
@@ -64,6 +88,8 @@ class Level:
     """The N:M pattern that was asked for."""
     digest: str | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    errors: Mapping[str, float] = field(default_factory=dict)
+    """Standard errors of metrics."""
     number: int = field(default=0, compare=False)
     """1 for the sparsest of the network; a level file holds one that may have any number."""
 
@@ -73,8 +99,7 @@ class Level:
         for key in ("target", "pattern", "digest"):
             if getattr(self, key) is not None:
                 entry[key] = getattr(self, key)
-        if self.metrics:
-            entry["metrics"] = _sorted_metrics(self.metrics)
+        entry |= measured(self.metrics, self.errors)
         return dict(sorted(entry.items()))
 
 
@@ -96,6 +121,8 @@ class Profile:
     per_level: tuple[str, ...] = ()
     checksums: Mapping[str, str] = field(default_factory=dict)
     dense_metrics: Mapping[str, float] = field(default_factory=dict)
+    dense_errors: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, MetricInfo] = field(default_factory=dict)
     shard: tuple[int, int] | None = None
     """(number, of): this file's place among the shards of one network."""
     version: str = VERSION
@@ -120,8 +147,10 @@ class Profile:
             document["per_level"] = sorted(self.per_level)
         if self.checksums:
             document["checksums"] = dict(sorted(self.checksums.items()))
-        if self.dense_metrics:
-            document["dense"] = {"metrics": _sorted_metrics(self.dense_metrics)}
+        if dense := measured(self.dense_metrics, self.dense_errors):
+            document["dense"] = dense
+        if self.metrics:
+            document["metrics"] = {k: m.to_json() for k, m in sorted(self.metrics.items())}
         if self.shard:
             document["shard"] = {"number": self.shard[0], "of": self.shard[1]}
         return dump(dict(sorted(document.items())))
@@ -208,9 +237,14 @@ def find_level(level: LevelLike, names: Sequence[str], where: str = "") -> Level
     raise NoSuchLevel(f"{prefix}{problem}, expected 1..{len(names)}, 'dense' or a name: {known}")
 
 
-def _sorted_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
+def measured(metrics: Mapping[str, float], errors: Mapping[str, float]) -> dict[str, Any]:
     """Metrics as they are written: as doubles, whatever kind of number was given."""
-    return {name: float(value) for name, value in sorted(metrics.items())}
+    found = {"errors": errors, "metrics": metrics}
+    return {
+        key: {name: float(value) for name, value in sorted(numbers.items())}
+        for key, numbers in found.items()
+        if numbers
+    }
 
 
 def parse(header: Header, where: str) -> Profile:
@@ -323,13 +357,17 @@ class _Parser:
         for name in (*nested, *per_level):
             if name.startswith(RESERVED):
                 raise InvalidProfile(f"{self.where}: tensor {name!r}: the name is reserved")
+        checksums = self.checksums(document.get("checksums", {}))
+        dense_metrics, dense_errors = self.dense(document.get("dense", {}))
         return Profile(
             bits=bits,
             levels=levels,
             nested=nested,
             per_level=per_level,
-            checksums=self.checksums(document.get("checksums", {})),
-            dense_metrics=self.dense(document.get("dense", {})),
+            checksums=checksums,
+            dense_metrics=dense_metrics,
+            dense_errors=dense_errors,
+            metrics=self.infos(document.get("metrics", {})),
             shard=self.shard(document["shard"]) if "shard" in document else None,
             version=document["version"],
         )
@@ -350,13 +388,16 @@ class _Parser:
             raise self.fail(f"{label} pattern", pattern, "N:M with 1 <= N <= M")
         if "digest" in entry and not _matches(DIGEST, digest):
             raise self.fail(f"{label} digest", digest, "sha256: and 64 hex digits")
+        nonzero = self.integer(f"{label} nonzero", entry["nonzero"], 0)
+        metrics, errors = self.metrics(label, entry)
         return Level(
             name=name,
-            nonzero=self.integer(f"{label} nonzero", entry["nonzero"], 0),
+            nonzero=nonzero,
             target=None if target is None else float(target),
             pattern=pattern,
             digest=digest,
-            metrics=self.metrics(f"{label} metrics", entry.get("metrics", {})),
+            metrics=metrics,
+            errors=errors,
         )
 
     def nested(self, value: Any, levels: int) -> dict[str, tuple[int, ...]]:
@@ -389,10 +430,10 @@ class _Parser:
                 raise self.fail(f"checksum of {name!r}", checksum, "xxh3: and 16 hex digits")
         return value
 
-    def dense(self, value: Any) -> dict[str, float]:
+    def dense(self, value: Any) -> tuple[dict[str, float], dict[str, float]]:
         if not isinstance(value, dict):
             raise self.fail("dense", value, "an object")
-        return self.metrics("dense metrics", value.get("metrics", {}))
+        return self.metrics("dense", value)
 
     def shard(self, value: Any) -> tuple[int, int]:
         if not isinstance(value, dict):
@@ -400,12 +441,41 @@ class _Parser:
         of = self.integer("shard of", value.get("of"), 1)
         return self.integer("shard number", value.get("number"), 1, of), of
 
-    def metrics(self, label: str, value: Any) -> dict[str, float]:
+    def metrics(
+        self, label: str, entry: Mapping[str, Any]
+    ) -> tuple[dict[str, float], dict[str, float]]:
+        """The metrics of a level, or of the dense network, and their standard errors."""
+        metrics, errors = entry.get("metrics", {}), entry.get("errors", {})
+        for key, value in (("metrics", metrics), ("errors", errors)):
+            if not isinstance(value, dict) or not all(
+                isinstance(name, str) and _is_number(n) for name, n in value.items()
+            ):
+                raise self.fail(f"{label} {key}", value, "an object of numbers")
+        for name, error in errors.items():
+            if name not in metrics or error < 0:
+                expected = "a number from 0" if name in metrics else "a metric of this name"
+                raise self.fail(f"{label} error of {name!r}", error, expected)
+        return metrics, errors
+
+    def infos(self, value: Any) -> dict[str, MetricInfo]:
+        """How metrics were measured."""
         if not isinstance(value, dict) or not all(
-            isinstance(key, str) and _is_number(n) for key, n in value.items()
+            isinstance(name, str) and isinstance(entry, dict) for name, entry in value.items()
         ):
-            raise self.fail(label, value, "an object of numbers")
-        return value
+            raise self.fail("metrics", value, "an object of objects")
+        return {name: self.info(f"metric {name!r}", entry) for name, entry in value.items()}
+
+    def info(self, label: str, entry: Mapping[str, Any]) -> MetricInfo:
+        better: Any = entry.get("better")
+        recorded: Any = entry.get("recorded")
+        if better not in BETTER:
+            raise self.fail(f"{label} better", better, "'higher' or 'lower'")
+        if "recorded" in entry and not isinstance(recorded, str):
+            raise self.fail(f"{label} recorded", recorded, "a string")
+        samples = None
+        if "samples" in entry:
+            samples = self.integer(f"{label} samples", entry["samples"], 0, MAX_SAFE_INTEGER)
+        return MetricInfo(better, samples, recorded)
 
     def integer(self, label: str, value: Any, low: int, high: int | None = None) -> int:
         if type(value) is not int or value < low or (high is not None and value > high):
@@ -430,13 +500,21 @@ def plain_numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:
     return {name: plain_number(value) for name, value in dict(metrics).items()}
 
 
-def check_levels(levels: Sequence[Level], dense_metrics: Mapping[str, float]) -> None:
+def check_levels(
+    levels: Sequence[Level],
+    dense_metrics: Mapping[str, float],
+    dense_errors: Mapping[str, float],
+    metrics: Mapping[str, MetricInfo],
+) -> None:
     """Refuse, before anything is written, what no reader would accept of a level table."""
     parser = _Parser("profile")
     for number, level in enumerate(levels, 1):
-        parser.metrics(f"level {number} metrics", dict(level.metrics))
+        parser.metrics(
+            f"level {number}", {"metrics": dict(level.metrics), "errors": dict(level.errors)}
+        )
         parser.level(number, level.to_json())
-    parser.metrics("dense metrics", dict(dense_metrics))
+    parser.metrics("dense", {"metrics": dict(dense_metrics), "errors": dict(dense_errors)})
+    parser.infos({name: metric.to_json() for name, metric in metrics.items()})
 
 
 def _matches(pattern: re.Pattern[str], value: Any) -> bool:

@@ -33,6 +33,7 @@ from elsa_format._profile import (
     KEY,
     ZEROS,
     Level,
+    MetricInfo,
     Profile,
     check_levels,
     join_profiles,
@@ -55,6 +56,8 @@ class LevelSpec:
     target: float | None = None
     pattern: str | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    errors: Mapping[str, float] = field(default_factory=dict)
+    """Standard errors of metrics."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,8 @@ class Contents:
     metadata: Mapping[str, str] = field(default_factory=dict)
     dense_metrics: Mapping[str, float] = field(default_factory=dict)
     digests: bool = True
+    dense_errors: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, MetricInfo] = field(default_factory=dict)
     extra_metadata: Mapping[str, Any] = field(default_factory=dict)
     """What else an index is to say."""
 
@@ -104,11 +109,26 @@ class Contents:
             if not isinstance(key, str) or not isinstance(value, str):
                 raise InvalidHeader(f"metadata {key!r}: {value!r}, expected strings")
         levels = tuple(
-            replace(s, target=plain_number(s.target), metrics=plain_numbers(s.metrics))
+            replace(
+                s,
+                target=plain_number(s.target),
+                metrics=plain_numbers(s.metrics),
+                errors=plain_numbers(s.errors),
+            )
             for s in self.levels
         )
-        contents = replace(self, levels=levels, dense_metrics=plain_numbers(self.dense_metrics))
-        check_levels(contents.table(Totals((0,) * len(levels), None)), contents.dense_metrics)
+        contents = replace(
+            self,
+            levels=levels,
+            dense_metrics=plain_numbers(self.dense_metrics),
+            dense_errors=plain_numbers(self.dense_errors),
+        )
+        check_levels(
+            contents.table(Totals((0,) * len(levels), None)),
+            contents.dense_metrics,
+            contents.dense_errors,
+            contents.metrics,
+        )
         return contents
 
     def only(self, names: AbstractSet[str]) -> "Contents":
@@ -133,6 +153,7 @@ class Contents:
                 pattern=level.pattern,
                 digest=network.digests[t],
                 metrics=level.metrics,
+                errors=level.errors,
             )
             for t, level in enumerate(self.levels)
         )
@@ -249,6 +270,8 @@ class ShardWriter:
             per_level=tuple(sorted(self.contents.per_level)),
             checksums=self._checksums,
             dense_metrics=self.contents.dense_metrics,
+            dense_errors=self.contents.dense_errors,
+            metrics=self.contents.metrics,
             shard=self.shard,
         )
 
@@ -333,11 +356,14 @@ def write(
     dense_metrics: Mapping[str, float] | None = None,
     metadata: Mapping[str, str] | None = None,
     digests: bool = True,
+    dense_errors: Mapping[str, float] | None = None,
+    metrics: Mapping[str, MetricInfo] | None = None,
     force: bool = False,
 ) -> Profile:
     """Write arrays whose nested weights carry their counters already, as a trainer has them.
 
     `per_level` gives, for each such tensor, one array per level; `tensors` holds its dense variant.
+    `metrics` says how those of the levels and of the dense network were measured.
 
     >>> from elsa_format import embed_counters
     >>> weights = np.array([[0.5, -2.0], [3.0, 0.1]], np.float32)
@@ -385,6 +411,8 @@ def write(
         metadata or {},
         dense_metrics or {},
         digests,
+        dense_errors or {},
+        metrics or {},
     )
     with open_writer(path, [infos], contents, force=force) as writer:
         for name in writer.shards[0].tensors:

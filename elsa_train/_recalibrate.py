@@ -58,10 +58,14 @@ def recalibrate(
                 target=found.target,
                 pattern=found.pattern,
                 metrics={} if t == number else found.metrics,
+                errors={} if t == number else found.errors,
             )
             for t, found in enumerate(file.levels, 1)
         ]
-        metrics = None if number == "dense" else dict(file.profile.dense_metrics)
+        profile = file.profile
+        dense_metrics, dense_errors = profile.dense_metrics, profile.dense_errors
+        if number == "dense":
+            dense_metrics, dense_errors = {}, {}
         bits, nested, metadata = file.bits, list(file.nested), dict(file.metadata)
 
     found = statistics(source, recipe, tensors, data, images, batch_size)
@@ -80,7 +84,9 @@ def recalibrate(
         levels=specs,
         nested=nested,
         per_level=variants,
-        dense_metrics=metrics,
+        dense_metrics=dense_metrics,
+        dense_errors=dense_errors,
+        metrics=profile.metrics,
         metadata={k: v for k, v in metadata.items() if k != "elsa"},
         force=force,
     )

@@ -441,8 +441,15 @@ def check_profile(document: Mapping[str, Any]) -> None:
     def matches(pattern: str, value: Any) -> bool:
         return isinstance(value, str) and re.fullmatch(pattern, value) is not None
 
-    def metrics(value: Any) -> bool:
-        return isinstance(value, dict) and all(map(is_number, value.values()))
+    def measured(entry: Mapping[str, Any]) -> bool:
+        metrics, errors = entry.get("metrics", {}), entry.get("errors", {})
+        return (
+            isinstance(metrics, dict)
+            and isinstance(errors, dict)
+            and all(map(is_number, metrics.values()))
+            and all(is_number(error) and error >= 0 for error in errors.values())
+            and errors.keys() <= metrics.keys()
+        )
 
     bits, levels = document.get("bits"), document.get("levels")
     need(is_integer(bits) and 1 <= document["bits"] <= 8, "bits")
@@ -458,9 +465,16 @@ def check_profile(document: Mapping[str, Any]) -> None:
         n, m = level.get("pattern", "1:1").split(":")
         need((len(n), n) <= (len(m), m), "pattern")  # digits without zeros before them
         need("digest" not in level or matches("sha256:[0-9a-f]{64}", level["digest"]), "digest")
-        need(metrics(level.get("metrics", {})), "metrics")
+        need(measured(level), "metrics")
     dense = document.get("dense", {})
-    need(isinstance(dense, dict) and metrics(dense.get("metrics", {})), "dense")
+    need(isinstance(dense, dict) and measured(dense), "dense")
+    about = document.get("metrics", {})
+    need(isinstance(about, dict), "metrics")
+    for metric in about.values():
+        need(isinstance(metric, dict), "metrics")
+        need(metric.get("better") in ("higher", "lower"), "better")
+        need(is_integer(metric.get("samples", 0)) and metric.get("samples", 0) >= 0, "samples")
+        need(isinstance(metric.get("recorded", ""), str), "recorded")
     nested = document.get("nested")
     need(isinstance(nested, dict), "nested")
     for name, counts in document["nested"].items():
@@ -925,6 +939,7 @@ LEVEL_FIELDS: dict[str, Any] = {
     "pattern": None,
     "digest": None,
     "metrics": {},
+    "errors": {},
 }
 
 

@@ -18,6 +18,12 @@ import { compareText } from './written.js'
  * @property {string} [pattern] the N:M pattern that was asked for
  * @property {string} [digest]
  * @property {Record<string, number>} metrics
+ * @property {Record<string, number>} errors standard errors of metrics
+ */
+
+/**
+ * How a metric was measured (elsa-1.0.md §5.4).
+ * @typedef {{better: 'higher' | 'lower', samples?: number, recorded?: string}} MetricInfo
  */
 
 /**
@@ -26,7 +32,8 @@ import { compareText } from './written.js'
  * @property {string} version
  * @property {number} bits of a counter
  * @property {Level[]} levels
- * @property {{metrics: Record<string, number>}} dense
+ * @property {Pick<Level, 'metrics' | 'errors'>} dense
+ * @property {Record<string, MetricInfo>} metrics
  * @property {Map<string, number[]>} nested weights kept at each level, of each nested tensor
  * @property {Set<string>} perLevel tensors with a variant for each level
  * @property {Map<string, string>} checksums
@@ -93,6 +100,7 @@ export function readProfile(header) {
     bits: integer(1, 8),
     levels: listOf(OBJECT, 1, 2 ** map.get('bits') - 1),
     dense: optional(OBJECT, new Map()),
+    metrics: optional(OBJECT, new Map()),
     nested: OBJECT,
     per_level: optional(listOf(TEXT), []),
     checksums: optional(OBJECT, new Map()),
@@ -106,7 +114,8 @@ export function readProfile(header) {
     version,
     bits: fields.bits,
     levels,
-    dense: { metrics: readMetrics(fields.dense) },
+    dense: readMetrics(fields.dense),
+    metrics: Object.fromEntries([...mapOf(fields.metrics, CODE, OBJECT, 'metrics: ')].map(([name, map]) => [name, /** @type {any} */ (readFields(map, CODE, METRIC, 'metrics: '))])),
     nested: mapOf(fields.nested, CODE, listOf(integer(0), levels.length, levels.length), 'nested: '),
     perLevel: new Set(perLevel),
     checksums: mapOf(fields.checksums, CODE, CHECKSUM, 'checksums: '),
@@ -125,13 +134,23 @@ export function readProfile(header) {
   return profile
 }
 
+/** @type {Record<string, Kind>} */
+const METRIC = {
+  better: ['"higher" or "lower"', value => value === 'higher' || value === 'lower'],
+  samples: optional(integer(0)),
+  recorded: optional(TEXT),
+}
+
 /**
  * @param {Map<string, any>} map
- * @returns {Record<string, number>}
+ * @returns {any}
  */
 function readMetrics(map) {
-  const { metrics } = readFields(map, CODE, { metrics: optional(OBJECT, new Map()) })
-  return Object.fromEntries([...mapOf(metrics, CODE, NUMBER, 'metrics: ')].sort().map(([key, value]) => [key, Number(value)]))
+  const { metrics, errors } = readFields(map, CODE, { metrics: optional(OBJECT, new Map()), errors: optional(OBJECT, new Map()) })
+  mapOf(errors, CODE, ['a number from 0 on, of a metric', value => NUMBER[1](value) && value >= 0], 'errors: ')
+  for (const name of errors.keys()) readFields(metrics, CODE, { [name]: NUMBER }, 'metrics: ')
+  const numbers = (/** @type {Map<string, any>} */ map) => Object.fromEntries([...map].sort().map(([key, value]) => [key, Number(value)]))
+  return { metrics: numbers(mapOf(metrics, CODE, NUMBER, 'metrics: ')), errors: numbers(errors) }
 }
 
 /** @type {Kind} */
@@ -153,7 +172,7 @@ function readLevel(map, index) {
     pattern: optional(PATTERN),
     digest: optional(DIGEST),
   }, `level ${index + 1}: `)
-  return { level: index + 1, ...fields, target: fields.target && Number(fields.target), metrics: readMetrics(map) }
+  return { level: index + 1, ...fields, target: fields.target && Number(fields.target), ...readMetrics(map) }
 }
 
 /**

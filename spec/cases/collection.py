@@ -21,7 +21,8 @@ EXTENDED = {
     "HeaderTooLarge": "length_18446744073709551615 length_9223372036854775808",
     "InvalidJson": """
         bad_escape beyond_utf8 comment control_character exponent far_too_deep infinity
-        leading_space leading_zero length_0 length_1 level_above_2_53 many_digits negative
+        leading_space leading_zero length_0 length_1 level_above_2_53 many_digits metrics_digits
+        metrics_nan negative
         overlong_utf8 profile_array profile_below_2_53 profile_byte_order_mark profile_infinite
         profile_lone_surrogate profile_many_digits profile_null profile_too_deep profile_twice
         single_quotes surrogate_utf8 swapped_surrogates trailing_comma trailing_nul two_objects
@@ -36,17 +37,19 @@ EXTENDED = {
         hole_at_start largest_integer overflow_after_zero overflow_bits overflow_signed
         same_range scalar_empty too_long""",
     "InvalidProfile": """
-        bits_null bits_string bits_zero checksum_bare checksum_short checksums_array
-        counts_float counts_long counts_negative counts_true dense_array dense_metrics
-        header_null header_short level_digest_newline level_digest_short level_digest_unknown
-        level_empty_name level_metrics_array level_metrics_string level_metrics_true
-        level_name_number level_no_name level_nonzero_float level_nonzero_negative
-        level_nonzero_true level_pattern_digits level_pattern_newline level_pattern_words
-        level_pattern_zero level_string level_target_low level_target_null level_target_string
-        levels_empty levels_object nested_array nested_number no_bits no_nested per_level_number
-        per_level_object per_level_utf16 requires_number requires_string shard_above shard_half
-        shard_incomplete shard_null version_digits version_long version_number version_short
-        version_sign""",
+        bits_null bits_string bits_zero checksum_bare checksum_short checksums_array counts_float
+        counts_long counts_negative counts_true dense_array dense_errors dense_metrics errors_array
+        errors_dense errors_negative errors_null errors_proto errors_string header_null header_short
+        level_digest_newline level_digest_short level_digest_unknown level_empty_name
+        level_metrics_array level_metrics_string level_metrics_true level_name_number level_no_name
+        level_nonzero_float level_nonzero_negative level_nonzero_true level_pattern_digits
+        level_pattern_newline level_pattern_words level_pattern_zero level_string level_target_low
+        level_target_null level_target_string levels_empty levels_object metric_array
+        metric_better_list metric_number metric_proto metric_recorded metric_recorded_null
+        metric_samples_float metric_samples_negative metric_samples_true nested_array nested_number
+        no_bits no_nested per_level_number per_level_object per_level_utf16 requires_number
+        requires_string shard_above shard_half shard_incomplete shard_null version_digits
+        version_long version_number version_short version_sign""",
     "UnsupportedVersion": "0_9 10_0 level",
     "UnsupportedFeature": "first level level-00001-of-00002 level-00002-of-00002 level_index",
     "ProfileMismatch": """

@@ -145,6 +145,10 @@ def add_json(out: Collection) -> None:
         changed = f'"bits":2,"x":{value}'
         text = f"{text}, below an unknown key of the profile"
         document("InvalidJson", f"profile_{case}", '"bits":2', changed, requirement, text)
+    for case, value, requirement in (("nan", "NaN", "17"), ("digits", "9" * 400, "21")):
+        changed = f'"dense":{{"errors":{{"a":{value}}},"metrics":{{"a":1}}}},"bits":2'
+        text = f"a standard error that is {'NaN' if case == 'nan' else 'an integer of 400 digits'}"
+        document("InvalidJson", f"metrics_{case}", '"bits":2', changed, requirement, text)
     document("InvalidJson", "profile_empty", "", "", "15", "the profile is an empty string")
     document("InvalidJson", "profile_array", "", "[]", "15", "the profile is an array")
     document("InvalidJson", "profile_null", "", "null", "15", "the profile is null")

@@ -85,6 +85,39 @@ def add_profiles(out: Collection) -> None:
     level("metrics_array", "metrics is an array", metrics=[0.5])
     level("metrics_string", "a metric is a string", metrics={"accuracy": "0.5"})
     level("metrics_true", "a metric is true", metrics={"accuracy": True})
+
+    def errors(case: str, requirement: str, text: str, errors: Any, schema: bool = True) -> None:
+        levels = copy.deepcopy(profile["levels"])
+        levels[1] |= {"metrics": {"accuracy": 0.5}, "errors": errors}
+        bad(f"errors_{case}", requirement, text, schema, levels=levels)
+
+    def metric(case: str, text: str, entry: Any, schema: bool = True) -> None:
+        bad(f"metric_{case}", "21 48" if not schema else "48", text, schema, metrics=entry)
+
+    errors("array", "48", "errors is an array", [0.1])
+    errors("string", "48", "a standard error is a string", {"accuracy": "NaN"})
+    errors("null", "48", "a standard error is null", {"accuracy": None})
+    errors("negative", "48", "a standard error below 0", {"accuracy": -0.1})
+    text = "a standard error of a metric that the level does not have"
+    errors("unknown", "105", text, {"loss": 0.1}, False)
+    text = "a standard error of __proto__, which is no metric of the level"
+    errors("proto", "82 105", text, {"__proto__": 0.1}, False)
+    bad("dense_errors", "48", "errors of the dense network is null", dense={"errors": None})
+    text = "a standard error of the dense network without its metric"
+    bad("errors_dense", "105", text, False, dense={"metrics": {}, "errors": {"accuracy": 0.1}})
+    metric("array", "metrics is an array", ["accuracy"])
+    metric("number", "metrics of the profile holds a number", {"accuracy": 0.5})
+    metric("no_better", "a metric without its direction", {"accuracy": {"samples": 1}})
+    metric("better", "a direction that is none", {"accuracy": {"better": "larger"}})
+    metric("better_list", "a direction is an array", {"accuracy": {"better": ["higher"]}})
+    metric("proto", "a metric called __proto__ is no object", {"__proto__": "higher"})
+    entry = {"better": "higher"}
+    metric("samples_negative", "samples is -1", {"accuracy": entry | {"samples": -1}})
+    metric("samples_true", "samples is true", {"accuracy": entry | {"samples": True}})
+    text = "samples is 3.0, not written as an integer"
+    metric("samples_float", text, {"accuracy": entry | {"samples": 3.0}}, False)
+    metric("recorded", "recorded is an object", {"accuracy": entry | {"recorded": {}}})
+    metric("recorded_null", "recorded is null", {"accuracy": entry | {"recorded": None}})
     bad("dense_array", "48", "dense is an array", dense=[])
     bad(
         "dense_metrics",

@@ -96,10 +96,12 @@ def add_valid(out: Collection) -> None:
 
     first, second = make_shards()
     for level in first[1]["levels"]:
-        level |= {"target": 1, "metrics": {"accuracy": 0.5, "loss": 2}}
+        level |= {"target": 1, "metrics": {"accuracy": 0.5, "loss": 2}, "errors": {"loss": 1}}
     for level in second[1]["levels"]:
         level |= {"target": 1.0, "metrics": {"loss": 2.0, "accuracy": 0.5}, "future": [1]}
+        level["errors"] = {"loss": 1.0}
     first[1]["dense"] = {"metrics": {"accuracy": 1}}
+    first[1]["metrics"] = {"loss": {"better": "lower"}}
     second[1].update({"version": "1.4", "dense": {"metrics": {"accuracy": 0}}, "future": {}})
     files = {
         "b.safetensors": elsa_file(*first, {"format": "pt", "by": "the first"}),
@@ -192,6 +194,9 @@ def add_cases(out: Collection) -> None:
 
     renamed = elsa_file(*make_shards(["a", "B"])[1])
     other("other_levels", "75", "the level tables of the shards differ", 2, renamed)
+    entries, profile = make_shards()[1]
+    profile["levels"][0] |= {"metrics": {"loss": 2}}
+    other("other_metrics", "75 97", "only one shard has a metric", 2, elsa_file(entries, profile))
     entries, profile = make_shards(bits=3)[1]
     nested = next(entry for entry in entries if entry.name == "b")
     nested.data = bytes(x & 0xFB if i % 2 == 0 else x for i, x in enumerate(nested.data))

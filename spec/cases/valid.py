@@ -230,6 +230,18 @@ def add_documents(out: Collection) -> None:
     full |= {"dense": {"metrics": {"accuracy": 1}}, "requires": [], "per_level": []}
     out.valid("all_fields", elsa_file(entries, full), "45 46 48", "every optional field")
 
+    digits = "3" * 400
+    hostile = copy.deepcopy(full)
+    names = ["", "10", "__proto__", "constructor", "\u202e\x1b[2J", "a=b", "🦙"]
+    hostile["levels"][0]["metrics"] = {name: i / 4 for i, name in enumerate(names)}
+    hostile["levels"][0]["errors"] = dict.fromkeys(names, 0) | {"10": 0.125}
+    hostile["dense"]["errors"] = {"accuracy": 1e-400}
+    about = {"better": "higher", "samples": 2**53 - 1, "recorded": "", "x": None}
+    hostile["metrics"] = dict.fromkeys(names[:4], about) | {"loss": {"better": "lower"}}
+    text = dump_sorted(hostile).replace("0.125", f"0.{digits}")
+    what = "metrics with hostile names, standard errors, and how they were measured"
+    out.valid("metrics", elsa_file(entries, text), "21 47 48 82 83 105", what)
+
     newer = copy.deepcopy(required) | {"version": "1.7", "future": {"bits": 3}}
     out.valid("version_1_7", elsa_file(entries, newer), "45 47", "a later minor version")
     padded = copy.deepcopy(required) | {"version": "1.00"}
@@ -289,6 +301,8 @@ def add_written(out: Collection) -> None:
     profile["levels"][0] |= {"target": 1.0, "metrics": numbers}
     profile["levels"][1] |= {"target": 0.00001, "pattern": "2:4"}
     profile["dense"] = {"metrics": {"\uff5e": 1e20, "🦙": 1e-7, "é": 100.0}}
+    profile["dense"]["errors"] = {"🦙": 0.5}
+    profile["metrics"] = {"é": {"better": "lower", "samples": 5, "recorded": "\t"}}
     # The room that the largest counts would take is what makes the header 256 bytes longer.
     for length in range(256):
         raw = written_elsa_file(entries, profile, {"pad": "x" * length})

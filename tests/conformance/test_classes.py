@@ -23,7 +23,9 @@ def rewrite(path: Path, source: Path = NETWORK) -> None:
     """Write the network of a vector anew."""
     with elsa_format.open(source) as file:
         levels = [
-            elsa_format.LevelSpec(level.name, level.target, level.pattern, level.metrics)
+            elsa_format.LevelSpec(
+                level.name, level.target, level.pattern, level.metrics, level.errors
+            )
             for level in file.levels
         ]
         loaded = [file.load(t) for t in range(1, len(levels) + 1)]
@@ -36,6 +38,8 @@ def rewrite(path: Path, source: Path = NETWORK) -> None:
             per_level={name: [level[name] for level in loaded] for name in file.per_level},
             metadata=dict(file.metadata),
             dense_metrics=file.profile.dense_metrics,
+            dense_errors=file.profile.dense_errors,
+            metrics=file.profile.metrics,
         )
 
 
