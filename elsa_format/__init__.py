@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from elsa_format._inspect import inspect
     from elsa_format._kernels import kernels
     from elsa_format._layouts import Bitmask, Csr
+    from elsa_format._metrics import Metric
     from elsa_format._packing.checkpoint import Checkpoint
     from elsa_format._packing.options import PackOptions
     from elsa_format._packing.pack import PackReport, pack
@@ -70,6 +71,7 @@ __all__ = [
     "Level",
     "LevelSpec",
     "MetricInfo",
+    "Metric",
     "MissingExtra",
     "NoGraph",
     "NoLevelGiven",
@@ -126,6 +128,7 @@ _HOMES = {
     "Level": "_profile",
     "LevelSpec": "_writer",
     "MetricInfo": "_profile",
+    "Metric": "_metrics",
     "PackOptions": "_packing.options",
     "PackReport": "_packing.pack",
     "Profile": "_profile",
