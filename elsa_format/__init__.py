@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from elsa_format._deprecated import Delivery, open_delivery
     from elsa_format._digest import level_digest
     from elsa_format._errors import *
+    from elsa_format._evaluate import evaluate
     from elsa_format._extract import extract
     from elsa_format._fetch import FetchReport, fetch
     from elsa_format._file import File, load_level, open, stream
@@ -100,6 +101,7 @@ __all__ = [
     "ZeroFrozen",
     "__version__",
     "embed_counters",
+    "evaluate",
     "extract",
     "fetch",
     "inspect",
@@ -136,6 +138,7 @@ _HOMES = {
     "ShipReport": "_ship",
     "TensorInfo": "_container.header",
     "embed_counters": "_counters",
+    "evaluate": "_evaluate",
     "extract": "_extract",
     "fetch": "_fetch",
     "inspect": "_inspect",

@@ -24,8 +24,8 @@ MOST = 100 * 3600
 class Bar:
     """A progress line on a terminal, from the first second on."""
 
-    def __init__(self, verb: str, stream: TextIO) -> None:
-        self.verb, self.stream = verb, stream
+    def __init__(self, verb: str, stream: TextIO, unit: str = "") -> None:
+        self.verb, self.stream, self.unit = verb, stream, unit
         self.started = self.drawn = time.monotonic()
         self.done, self.speed, self.length = 0, 0.0, 0
         self.full, self.empty = ("█", "░") if _can_print("█░", stream) else ("#", "-")
@@ -49,7 +49,8 @@ class Bar:
     def show(self, part: float, left: str) -> None:
         """Write the line anew; as much of it as fits."""
         width = columns(self.stream) - 1  # in the last column, terminals break the line
-        percent, speed = f"{math.floor(100 * part):3d}%", f"{show_size(self.speed)}/s"
+        done = f"{self.speed:.3g} {self.unit}" if self.unit else show_size(self.speed)
+        percent, speed = f"{math.floor(100 * part):3d}%", f"{done}/s"
         for words in ((percent, speed, left), (percent, left), (percent,)):
             line = "  ".join(word for word in words if word)
             room = min(width - len(self.verb) - len(line) - 2, LONGEST_BAR)
@@ -121,12 +122,17 @@ def _can_print(text: str, stream: TextIO) -> bool:
 
 
 @contextlib.contextmanager
-def progress(verb: str, *, quiet: bool = False) -> Iterator[Callable[[int, int], object]]:
-    """A progress callback that draws if stderr is a terminal, and cleans up after itself."""
+def progress(
+    verb: str, *, quiet: bool = False, unit: str = ""
+) -> Iterator[Callable[[int, int], object]]:
+    """A progress callback that draws if stderr is a terminal, and cleans up after itself.
+
+    What is counted are bytes, or else what the unit says.
+    """
     if quiet or sys.stderr is None or not sys.stderr.isatty():
         yield lambda done, total: None
         return
-    bar = Bar(verb, sys.stderr)
+    bar = Bar(verb, sys.stderr, unit)
     try:
         yield bar
     finally:

@@ -11,6 +11,7 @@ from elsa_format._container.json import dump, is_text
 from elsa_format._container.other_format import SNIFFED, other_format
 from elsa_format._counters import mask_into
 from elsa_format._digest import digest_of_lines, tensor_line
+from elsa_format._evaluate import direction, show_level
 from elsa_format._level_reader import LevelReader, counted
 from elsa_format._memory import BLOCK, Arena
 from elsa_format._network import Network, Step, open_network
@@ -53,6 +54,7 @@ __all__ = [
     "counted",
     "digest_lines",
     "digest_of_lines",
+    "direction",
     "dump",
     "find_level",
     "is_index",
@@ -66,6 +68,7 @@ __all__ = [
     "open_output",
     "open_shared_writer",
     "other_format",
+    "show_level",
     "tensor_line",
     "variant_name",
     "weights_file",
