@@ -72,6 +72,11 @@ class Operation:
         """Whether it is for a kind of file."""
         return kind.group in self.groups
 
+    def reaches(self, kind: Kind, place: str) -> bool:
+        """Whether it takes a kind of file from a place; an index has to find its shards there."""
+        found = place in self.places and (place in NAMED or not kind.sharded)
+        return found and self.takes(kind)
+
     def levels(self, kind: Kind, shelf: Shelf) -> list[Any]:
         """Those of a kind that it can be used for."""
         available = shelf.available(kind)

@@ -12,7 +12,7 @@ from bits import same_bits
 import elsa_format as elsa
 from kinds.files import ELSA, KINDS, ONE, Kind
 from kinds.operations import OPERATIONS, Operation, Work
-from kinds.places import NAMED, PLACES
+from kinds.places import PLACES
 from kinds.shelf import Shelf
 
 CASES = [
@@ -20,8 +20,7 @@ CASES = [
     for kind in KINDS
     for place in PLACES
     for operation in OPERATIONS.values()
-    if operation.takes(kind) and place in operation.places
-    if place in NAMED or not kind.sharded
+    if operation.reaches(kind, place)
 ]
 
 
