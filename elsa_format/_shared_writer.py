@@ -113,9 +113,8 @@ class SharedWriter:
         """Take what is written to, or refuse: nothing is there yet."""
         for n, path in zip(self._own, self.files, strict=True):
             output = stack.enter_context(open_output(path, force=self._force))
-            own = self._contents.only({info.name for info in self._groups[n]})
             place = (n + 1, len(self._groups)) if self._index else None
-            writer = ShardWriter(output, self._groups[n], own, place)
+            writer = ShardWriter(output, self._groups[n], self._contents, place)
             self._outputs.append(output)
             self._shard_of |= dict.fromkeys(writer.tensors, writer)
         if self._index and self._first:

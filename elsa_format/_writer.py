@@ -169,11 +169,12 @@ class ShardWriter:
     def __init__(
         self,
         output: Output,
-        tensors: Iterable[TensorInfo],
+        tensors: Sequence[TensorInfo],
         contents: Contents,
         shard: tuple[int, int] | None = None,
     ) -> None:
-        self.output, self.contents, self.shard = output, contents, shard
+        self.output, self.shard = output, shard
+        self.contents = contents = contents.only({info.name for info in tensors})
         bits, self._numbers = contents.bits, range(1, len(contents.levels) + 1)
         self.counts = {name: np.zeros(1 << bits, np.int64) for name in sorted(contents.nested)}
         self.variants = contents.variants()
@@ -332,9 +333,8 @@ def open_writer(
     with open_destination(target, len(groups), force=force) as destination:
         shards = []
         for number, (output, infos) in enumerate(zip(destination.outputs, groups, strict=True), 1):
-            own = contents.only({info.name for info in infos})
             place = (number, len(groups)) if destination.sharded else None
-            shards.append(ShardWriter(output, infos, own, place))
+            shards.append(ShardWriter(output, infos, contents, place))
         yield NetworkWriter(destination, shards, contents)
 
 
@@ -362,9 +362,6 @@ def write(
 ) -> Profile:
     """Write arrays whose nested weights carry their counters already, as a trainer has them.
 
-    `per_level` gives, for each such tensor, one array per level; `tensors` holds its dense variant.
-    `metrics` says how those of the levels and of the dense network were measured.
-
     >>> from elsa_format import embed_counters
     >>> weights = np.array([[0.5, -2.0], [3.0, 0.1]], np.float32)
     >>> nested = embed_counters(weights, np.array([[0, 2], [1, 0]]), bits=2)
@@ -372,6 +369,22 @@ def write(
     >>> profile = write("tiny.safetensors", {"w": nested}, levels=levels, nested=["w"])
     >>> [level.nonzero for level in profile.levels]
     [1, 2]
+
+    Args:
+        path: A file, a URL of a store, or a stream.
+        tensors: The arrays of the dense network, by name.
+        levels: What is told of each level, sparsest first; the rest is counted.
+        nested: Names of the tensors whose weights carry counters.
+        bits: Low bits of a weight that hold its counter. Default: as few as the levels take.
+        per_level: Tensors that each level has its own of: for each name, one array per level.
+        dense_metrics: What was measured of the dense network.
+        metrics: How the metrics of the levels and of the dense network were measured.
+        metadata: Strings for the header.
+        digests: Compute the digest of each level.
+        force: Replace a file that exists.
+
+    Returns:
+        What the file says of itself.
     """
     bits = bits_for(len(levels)) if bits is None else check_int("bits", bits, low=1, high=MAX_BITS)
     if not 1 <= len(levels) < 1 << bits:

@@ -12,7 +12,7 @@ from elsa_format._container.header import TensorInfo
 from elsa_format._counters import MAX_LEVELS, Words
 from elsa_format._errors import CounterOutOfRange, InfeasibleLevels, NotNested, TensorMismatch
 from elsa_format._memory import BLOCK
-from elsa_format._packing.checkpoint import Checkpoint, same_tensor, words_of
+from elsa_format._packing.checkpoint import Checkpoint, same_tensor, word_blocks
 from elsa_format._writer import LevelSpec
 
 Counters = NDArray[np.uint8]
@@ -86,7 +86,9 @@ class GivenCounters(Assignment):
 
     def blocks(self, info: TensorInfo) -> Iterator[tuple[Words, Counters]]:
         given, position = self.given.tensors[info.name], 0
-        for words, steps in zip(words_of(self.network, info), self._integers(given), strict=True):
+        for words, steps in zip(
+            word_blocks(self.network, info), self._integers(given), strict=True
+        ):
             top = int(steps.max(initial=0))
             low = 0 if steps.dtype.kind == "u" else int(steps.min(initial=0))
             if not 0 <= low <= top <= self.levels + 1:
@@ -118,8 +120,8 @@ class NestedCheckpoints(Assignment):
     def blocks(self, info: TensorInfo) -> Iterator[tuple[Words, Counters]]:
         position = 0
         size = BLOCK // 2  # of each: they share the cache
-        levels = [words_of(level, info, size) for level in self.levels]
-        for words, *sparse in zip(words_of(self.network, info, size), *levels, strict=True):
+        levels = [word_blocks(level, info, size) for level in self.levels]
+        for words, *sparse in zip(word_blocks(self.network, info, size), *levels, strict=True):
             counters = np.zeros(words.size, np.uint8)
             for t, (level, kept) in enumerate(zip(self.levels, sparse, strict=True), 1):
                 at = _kernels.nest(words, kept, t, counters)

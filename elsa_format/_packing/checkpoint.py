@@ -113,7 +113,7 @@ def same_tensor(
         )
 
 
-def words_of(checkpoint: Checkpoint, info: TensorInfo, size: int = BLOCK) -> Iterator[Words]:
+def word_blocks(checkpoint: Checkpoint, info: TensorInfo, size: int = BLOCK) -> Iterator[Words]:
     """The bit patterns of a tensor's weights, block by block."""
     for block in checkpoint.blocks(info.name, size):
         yield block.view(info.dtype.words)

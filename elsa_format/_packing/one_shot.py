@@ -21,7 +21,7 @@ from elsa_format._counters import Words
 from elsa_format._errors import InfeasibleLevels
 from elsa_format._memory import BLOCK
 from elsa_format._packing.assignment import Assignment, Counters, Tick
-from elsa_format._packing.checkpoint import Checkpoint, words_of
+from elsa_format._packing.checkpoint import Checkpoint, word_blocks
 from elsa_format._packing.layers import common_group, uneven
 from elsa_format._packing.options import Scope
 from elsa_format._writer import LevelSpec
@@ -77,7 +77,7 @@ class MagnitudeLevels(Assignment):
 
     def blocks(self, info: TensorInfo) -> Iterator[tuple[Words, Counters]]:
         # Ties are used up in the order of the tensors in one file, then by index.
-        for words in words_of(self.network, info):
+        for words in word_blocks(self.network, info):
             yield words, magnitude_counters(self._keys(words, info.dtype), self._cuts[info.name])
 
     def _count_ties(self, info: TensorInfo, cut: Thresholds, tick: Tick) -> NDArray[np.int64]:
@@ -91,7 +91,7 @@ class MagnitudeLevels(Assignment):
 
     def _all_keys(self, tensors: list[TensorInfo], tick: Tick) -> Iterator[Words]:
         for info in tensors:
-            for words in words_of(self.network, info):
+            for words in word_blocks(self.network, info):
                 yield self._keys(words, info.dtype)
                 tick(words.nbytes)
 
@@ -137,7 +137,7 @@ class PatternLevels(Assignment):
         slab *= 8 // math.gcd(8, slab) if slab else 1
         size = max(BLOCK // (slab * info.dtype.size // 8), 1) * slab if slab else 8
         absolute = info.dtype.words.type(2 ** (info.dtype.size - 1) - 1)
-        for words in words_of(self.network, info, size * info.dtype.size // 8):
+        for words in word_blocks(self.network, info, size * info.dtype.size // 8):
             keys = (words & absolute).reshape(-1, self.group, inner).swapaxes(1, 2)
             counters = pattern_counters(np.ascontiguousarray(keys), self.patterns)
             yield words, np.ascontiguousarray(counters.swapaxes(1, 2)).reshape(-1)

@@ -175,7 +175,7 @@ class PackOptions:
 
 
 @dataclass(frozen=True)
-class Choice:
+class TensorChoice:
     """What is to become of each tensor."""
 
     nested: tuple[str, ...]
@@ -185,14 +185,14 @@ class Choice:
     axes: Mapping[str, int] = field(default_factory=dict)
     """Along which axis of each tensor N:M patterns lie."""
 
-    def without(self, reasons: Mapping[str, str]) -> "Choice":
+    def without(self, reasons: Mapping[str, str]) -> "TensorChoice":
         """The same, but some tensors are not nested, if they were, and why."""
         dropped = {name: reasons[name] for name in self.nested if name in reasons}
         kept = tuple(name for name in self.nested if name not in reasons)
         return replace(self, nested=kept, shared=self.shared | dropped)
 
 
-def choose(network: Checkpoint, options: PackOptions, folder: Path | None) -> Choice:
+def choose_tensors(network: Checkpoint, options: PackOptions, folder: Path | None) -> TensorChoice:
     """What the options, and what a model directory tells, make of each tensor."""
 
     def matches(name: str, patterns: Iterable[str]) -> bool:
@@ -216,7 +216,7 @@ def choose(network: Checkpoint, options: PackOptions, folder: Path | None) -> Ch
             shared[name] = f"{len(info.shape)}-dimensional" if few else "not a layer's weight"
         else:
             nested.append(name)
-    choice = Choice(tuple(nested), frozenset(varying), shared)
+    choice = TensorChoice(tuple(nested), frozenset(varying), shared)
     if options.one_shot and folder and options.layers_only(folder):
         choice = choice.without(unpruned(network.tensors, folder))
     if options.patterns:

@@ -32,7 +32,7 @@ from elsa_format._packing.assignment import Assignment, GivenCounters, NestedChe
 from elsa_format._packing.checkpoint import Checkpoint, CheckpointLike, open_checkpoint
 from elsa_format._packing.layers import empty_layers, transformer_notes
 from elsa_format._packing.one_shot import MagnitudeLevels, PatternLevels
-from elsa_format._packing.options import Choice, PackFields, PackOptions, choose
+from elsa_format._packing.options import PackFields, PackOptions, TensorChoice, choose_tensors
 from elsa_format._profile import Profile, variant_name
 from elsa_format._storage.directory import is_directory
 from elsa_format._threads import Meter, Progress, no_progress
@@ -126,9 +126,9 @@ def pack(
         network = opened(dense)
         if template is not None:
             _check_template(network, template, out, force)
-        choice = choose(network, options, folder)
+        choice = choose_tensors(network, options, folder)
         assignment: Assignment
-        variants: list[Checkpoint] = []
+        levels: list[Checkpoint] = []
         if options.patterns:
             assignment = PatternLevels(network, options.patterns, choice.axes)
         elif options.one_shot:
@@ -140,11 +140,11 @@ def pack(
             choice = choice.without(dict.fromkeys(others, "no counters given"))
             assignment = GivenCounters(network, given, choice.nested, options.known_count)
         else:
-            variants = [opened(level) for level in options.checkpoints]
-            assignment = NestedCheckpoints(network, variants)
-            _check_shared(network, variants, choice)
+            levels = [opened(level) for level in options.checkpoints]
+            assignment = NestedCheckpoints(network, levels)
+            _check_shared(network, levels, choice)
         specs = _named(assignment.specs, options.level_names)
-        job = _Job(network, options, assignment, variants, choice, specs)
+        job = _Job(network, options, assignment, levels, choice, specs)
         job.check()
         groups = job.groups(max_shard_size) if is_index(out) else [job.infos]
         left = out.not_copied if isinstance(out, InDirectory) else []
@@ -193,8 +193,9 @@ class _Job:
     network: Checkpoint
     options: PackOptions
     assignment: Assignment
-    variants: list[Checkpoint]
-    choice: Choice
+    levels: list[Checkpoint]
+    """The checkpoints of the levels, if these are given so."""
+    choice: TensorChoice
     specs: list[LevelSpec]
 
     @property
@@ -277,7 +278,7 @@ class _Job:
     def _blocks(self, name: str, level: int) -> Iterator[Words]:
         if name in self.nested:
             return self._embedded(self.nested[name])
-        checkpoint = self.variants[level - 1] if level else self.network
+        checkpoint = self.levels[level - 1] if level else self.network
         return checkpoint.blocks(name, BLOCK)
 
     def _embedded(self, info: TensorInfo) -> Iterator[Words]:
@@ -335,7 +336,7 @@ class _Job:
             yield from transformer_notes(self.nested.values(), scope=scope)
 
 
-def _check_shared(network: Checkpoint, levels: list[Checkpoint], choice: Choice) -> None:
+def _check_shared(network: Checkpoint, levels: list[Checkpoint], choice: TensorChoice) -> None:
     """Tensors without counters are stored once, so all checkpoints must agree on them."""
     for name in choice.shared:
         for level in levels:
