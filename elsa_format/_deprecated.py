@@ -1,12 +1,12 @@
 """Names of earlier releases, kept for one more."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from warnings import warn
 
 from elsa_format._errors import NotElsa
 from elsa_format._extract import restore_files
 from elsa_format._file import File
-from elsa_format._output import Target
+from elsa_format._output import Output, Target, Transaction
 from elsa_format._profile import LevelNumber
 from elsa_format._storage import Source
 from elsa_format._threads import Progress, no_progress
@@ -52,6 +52,14 @@ def open_delivery(source: Source, *, max_bytes: int | None = None) -> Delivery:
         file.close()
         raise NotElsa(f"{file.path}: is not a delivery file")
     return file
+
+
+def commit_outputs(outputs: Sequence[Output]) -> None:
+    """Let outputs appear that belong together."""
+    _renamed("commit_outputs", "Transaction.commit")
+    transaction = Transaction()
+    transaction.outputs.extend(outputs)
+    transaction.commit()
 
 
 def _renamed(old: str, new: str) -> None:

@@ -11,6 +11,8 @@ from elsa_format._choose import check_layout, choose_level
 from elsa_format._container.header import TensorInfo
 from elsa_format._container.index import is_index, is_url
 from elsa_format._container.json import parse_document
+from elsa_format._destination import check_shard_size, group_tensors, open_destination
+from elsa_format._directory.target import in_directory
 from elsa_format._errors import InvalidOption
 from elsa_format._kernels import mask
 from elsa_format._layouts import FORMS, Layout, Piece
@@ -18,9 +20,7 @@ from elsa_format._level_header import describe_level, level_header
 from elsa_format._level_reader import LevelReader, Proof, counted
 from elsa_format._network import Network, Step, open_network
 from elsa_format._options import check_int
-from elsa_format._output import Output, Target, is_special
-from elsa_format._output.directory import in_directory
-from elsa_format._output.shards import check_shard_size, group_tensors, open_destination
+from elsa_format._output import Output, Target, names_file
 from elsa_format._profile import LevelLike, LevelNumber, variant_name
 from elsa_format._storage import Source
 from elsa_format._threads import Meter, Progress, no_progress
@@ -95,8 +95,7 @@ def extract(
             network, level=level, sparsity=sparsity, max_size=max_size, layout=layout
         )
         check_layout(network, number, layout)
-        several = isinstance(target, str | os.PathLike) and not is_special(target)
-        several = several and not is_url(os.fspath(target))  # type: ignore[arg-type]
+        several = names_file(target) and not is_url(os.fspath(target))
         meter = Meter(progress, network.header.data_size)
         job = _Job(network, number, layout, verify, meter, jobs if several else 1)
         groups = [list(network.tensors)]
@@ -120,7 +119,7 @@ def restore_files(network: Network, target: Target, *, force: bool, progress: Pr
     meter = Meter(progress, network.header.data_size)
     in_order = len(files) == 1
     with open_destination(target, len(files), force=force, in_order=in_order) as destination:
-        for file, start, output in zip(files, starts, destination.outputs, strict=True):
+        for file, start, output in zip(files, starts, destination.weights, strict=True):
             position = len(start)
             output.write_at(0, start)
             with LevelReader(file, tick=meter.tick) as reader:
@@ -130,7 +129,7 @@ def restore_files(network: Network, target: Target, *, force: bool, progress: Pr
                         position += block.size
                 reader.finish()
         tensors = [file.header.tensors.values() for file in files]
-        destination.commit(tensors, network.extra_metadata, progress)
+        destination.finish(tensors, network.extra_metadata, progress)
 
 
 @dataclass(frozen=True)
@@ -178,8 +177,8 @@ class _Job:
         with open_destination(target, len(groups), force=force, in_order=in_order) as destination:
             places: dict[str, tuple[Output, int]] = {}
             files = []
-            for number, output in enumerate(destination.outputs):
-                names = frozenset(groups[number]) if destination.sharded else None
+            for number, output in enumerate(destination.weights):
+                names = frozenset(groups[number]) if destination.index else None
                 prefix, placed = level_header(self.network, self.level, self.layout, names)
                 output.write_at(0, prefix)
                 for name, info in placed.items():
@@ -193,8 +192,8 @@ class _Job:
                     places[name] = output, position + piece.nbytes
 
             self._read(copy)
-            extra = self._index_metadata() if destination.sharded else {}
-            destination.commit(files, extra, self.meter.progress)
+            extra = self._index_metadata() if destination.index else {}
+            destination.finish(files, extra, self.meter.progress)
 
     def _index_metadata(self) -> dict[str, Any]:
         """What the shards of a level cannot say by themselves, as the digest of the whole."""

@@ -14,21 +14,18 @@ from elsa_format._choose import choose_level
 from elsa_format._container.index import Index, is_index, is_url
 from elsa_format._container.index import parse as parse_index
 from elsa_format._delivery.copy import Copy
-from elsa_format._delivery.folder import SideFile, find_folder, missing
+from elsa_format._directory.fetched import SideFile, find_folder, missing
+from elsa_format._directory.target import names_directory, refuse_others
 from elsa_format._errors import InvalidOption, NoSuchLevel
 from elsa_format._network import Network, join_shards
 from elsa_format._network.stored import StoredNetwork
 from elsa_format._options import Limit, check_int
-from elsa_format._output import is_special, localized
-from elsa_format._output.atomic import new_folders
-from elsa_format._output.directory import names_directory, refuse_others
+from elsa_format._output import Place, is_special, localized, new_folders
 from elsa_format._profile import LevelLike, LevelNumber
 from elsa_format._storage import Source
 from elsa_format._storage.shards import read_index_bytes, shard_path, shard_source
 from elsa_format._threads import Meter, Progress, no_progress
 from elsa_format.levels import Sparsity
-
-Place = str | os.PathLike[str]
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,12 @@ from collections.abc import Callable
 from typing import Any
 
 from elsa_format._delivery.estimate import estimated_downloads
+from elsa_format._directory import is_directory
 from elsa_format._errors import InvalidOption, MissingExtra
 from elsa_format._file import File
 from elsa_format._layouts import LAYOUTS
 from elsa_format._level_reader import LevelReader
 from elsa_format._storage import Source
-from elsa_format._storage.directory import is_directory
 from elsa_format._survey import survey
 from elsa_format._threads import Meter, Progress, no_progress
 

@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 from elsa_format._container.header import RESERVED, TensorInfo
 from elsa_format._container.index import index_bytes, is_index, is_url, shard_names
 from elsa_format._counters import check_bits, refuse_unpackable
+from elsa_format._destination import sibling
 from elsa_format._errors import ElsaError, TensorMismatch
-from elsa_format._output import Output, open_output
-from elsa_format._output.shards import sibling
-from elsa_format._output.together import Unnamed, settle
+from elsa_format._output import Transaction
 from elsa_format._writer import Contents, ShardWriter, Totals, refuse_same_names
 
 Exchange = Callable[[bytes], Sequence[bytes]]
@@ -93,12 +92,9 @@ class SharedWriter:
     ) -> None:
         self._together, self._groups, self._contents = together, groups, contents
         self._own = [n for n, owner in enumerate(owners) if owner == together.process]
-        self._first, self._force = together.process == 0, force
+        self._first, self._transaction = together.process == 0, Transaction(force=force)
         self._index = together.target if is_index(together.target) else None
         self._names = shard_names(self._index, len(groups)) if self._index else []
-        self._outputs: list[Output] = []
-        self._index_output: Output | None = None
-        self._named: list[Unnamed] = []
         self._shard_of: dict[str, ShardWriter] = {}
         self._problem: Exception | None = None
 
@@ -109,16 +105,15 @@ class SharedWriter:
         names = (self._names[n] if self._index else None for n in self._own)
         return [target if name is None else os.fspath(sibling(target, name)) for name in names]
 
-    def open(self, stack: contextlib.ExitStack) -> None:
+    def open(self) -> None:
         """Take what is written to, or refuse: nothing is there yet."""
         for n, path in zip(self._own, self.files, strict=True):
-            output = stack.enter_context(open_output(path, force=self._force))
+            output = self._transaction.open(path)
             place = (n + 1, len(self._groups)) if self._index else None
             writer = ShardWriter(output, self._groups[n], self._contents, place)
-            self._outputs.append(output)
             self._shard_of |= dict.fromkeys(writer.tensors, writer)
         if self._index and self._first:
-            self._index_output = stack.enter_context(open_output(self._index, force=self._force))
+            self._transaction.open_index(self._index)
 
     def append(self, name: str, data: NDArray[Any]) -> None:
         """Store the next bytes of a tensor of this process; see `ShardWriter.append`.
@@ -153,69 +148,48 @@ class SharedWriter:
         def write_headers() -> None:
             for shard in shards:
                 shard.write_header(network)
-            for output in self._outputs:
-                if isinstance(output, Unnamed):
-                    output.sync()
+            if (index := self._transaction.index) is not None:
+                about = self._contents.extra_metadata
+                index.write_at(0, index_bytes(self._names, self._groups, about))
+            self._transaction.sync()
 
         self._together.agree(write_headers)
         if self._index is None:
-            self._together.agree(self._commit)
+            self._together.agree(self._transaction.commit)
         else:
             self._let_appear()
 
     def _no_lines(self) -> tuple[dict[str, str], ...] | None:
         return tuple({} for _ in self._contents.levels) if self._contents.digests else None
 
-    def _commit(self) -> None:
-        for output in self._outputs:
-            output.commit()
+    def close(self) -> None:
+        """Leave nothing that did not appear."""
+        self._transaction.close()
 
     def _let_appear(self) -> None:
-        def remove_old() -> None:
-            if self._first and self._force:
-                assert isinstance(self._index_output, Unnamed)
-                self._index_output.lose_name()
-                settle([self._index_output])
-
-        self._together.agree(remove_old)
+        """What `Transaction.commit` does, each step by all processes before the next."""
+        transaction = self._transaction
+        self._together.agree(transaction.retire_index)
         try:
-            self._together.agree(self._take_names)
+            self._together.agree(lambda: transaction.publish(transaction.outputs))
         except BaseException:
-            self._lose_names()
+            transaction.unpublish()
             raise
         try:
-            self._together.agree(self._write_index)
+            self._together.agree(self._publish_index)
         except ElsaError:
-            self._lose_names()
+            transaction.unpublish()
             raise
         except BaseException:
             # Others may be gone, or the index may be there: only who wrote it takes it away.
             if self._first:
-                self._lose_names()
+                transaction.unpublish()
             raise
+        self.close()
 
-    def _take_names(self) -> None:
-        for output in self._outputs:
-            assert isinstance(output, Unnamed)
-            output.take_name()
-            self._named.append(output)
-            output.close()
-
-    def _lose_names(self) -> None:
-        for file in reversed(self._named):  # the index first
-            file.lose_name()
-
-    def _write_index(self) -> None:
-        if not self._first:
-            return
-        assert self._index is not None
-        with open_output(self._index, force=self._force) as output:
-            assert isinstance(output, Unnamed)
-            output.write_at(
-                0, index_bytes(self._names, self._groups, self._contents.extra_metadata)
-            )
-            output.commit()
-            self._named.append(output)
+    def _publish_index(self) -> None:
+        if (index := self._transaction.index) is not None:
+            self._transaction.publish([index])
 
 
 @contextlib.contextmanager
@@ -241,12 +215,12 @@ def open_shared_writer(
                 raise TensorMismatch(f"tensor {name!r}: the name is reserved")
             if name in contents.nested:
                 check_bits(info.dtype, contents.bits, f"tensor {name!r}")
-        writer.open(stack)
+        writer.open()
 
     contents = contents.checked()
     variants = contents.variants()
     writer = SharedWriter(together, groups, owners, contents, force=force)
-    with contextlib.ExitStack() as stack:
+    with contextlib.closing(writer):
         together.agree(prepare)
         yield writer
 

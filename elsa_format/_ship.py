@@ -1,37 +1,26 @@
 """Make delivery files of ELSA files: read once, checked and coded at the same time."""
 
-import contextlib
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import xxhash
 
 from elsa_format._container.index import Index, is_index
 from elsa_format._container.json import dump
-from elsa_format._container.listing import NAME as LISTING
 from elsa_format._delivery.document import BLOCK, BLOCKS, SUFFIX, header_bytes
 from elsa_format._delivery.encoder import Encoder
+from elsa_format._destination import open_destination, sibling
+from elsa_format._directory import SHIP, weights_file
+from elsa_format._directory.target import in_directory
 from elsa_format._errors import InvalidOption
-from elsa_format._network import open_network
+from elsa_format._network import Network, open_network
 from elsa_format._options import check_int
-from elsa_format._output import (
-    Output,
-    Target,
-    UnnamedOutput,
-    is_special,
-    open_output,
-    open_unnamed,
-)
-from elsa_format._output.directory import InDirectory, in_directory
-from elsa_format._output.shards import sibling
-from elsa_format._output.together import commit_together
+from elsa_format._output import Output, Place, Target, names_file
 from elsa_format._profile import LevelNumber
 from elsa_format._storage import Source
-from elsa_format._storage.directory import SHIP, weights_file
 from elsa_format._storage.shards import read_index
 from elsa_format._threads import Meter, Progress, no_progress
 from elsa_format._verify import NetworkCheck
@@ -84,40 +73,65 @@ def ship(
     source = weights_file(source)
     if is_index(source) != is_index(target):
         raise InvalidOption("an index is shipped to an index, and a file to a file")
-    if split and (not isinstance(target, str | os.PathLike) or is_special(target)):
+    if split and not names_file(target):
         raise InvalidOption("the parts of a stream cannot be files of their own")
-    with contextlib.ExitStack() as stack:
-        network = stack.enter_context(open_network(source, along=True, max_bytes=max_bytes))
+    with open_network(source, along=True, max_bytes=max_bytes) as network:
         network.need_levels()
         index = read_index(source)[0] if is_index(source) else None
-        outputs = _Outputs(target, index, split, force, stack)
-        meter, check = Meter(progress, network.header.data_size), NetworkCheck(network)
-        made = []
-        for file in network.files:
-            shard = "" if index is None else index.weight_map[next(iter(file.header.tensors))]
-            with Encoder(file.header, file.profile, block, jobs) as encoder:
-                check.file(file, meter.tick, encoder.take)
-                encoder.finish()
-                made.append(_write(encoder, block, outputs, shard))
-        check.finish()
-        outputs.commit(progress)
+        files = _files(target, network, index, split=split)
+        with open_destination(target, files=files, force=force, in_order=True) as destination:
+            meter, check = Meter(progress, network.header.data_size), NetworkCheck(network)
+            made, each = [], len(destination.weights) // len(network.files)
+            for number, file in enumerate(network.files):
+                outputs = destination.weights[number * each : (number + 1) * each]
+                with Encoder(file.header, file.profile, block, jobs) as encoder:
+                    check.file(file, meter.tick, encoder.take)
+                    encoder.finish()
+                    made.append(_write(encoder, block, outputs))
+            check.finish()
+            if index is not None:
+                assert destination.index is not None
+                destination.index.write_at(0, _index_bytes(index))
+            destination.commit(progress)
+            written = [*destination.weights, *filter(None, [destination.index])]
     sizes = {level: sum(one[level] for one in made) for level in made[0]}
-    return ShipReport(sizes, network.file_size, tuple(outputs.names))
+    names = [output.name for output in written] if names_file(target) else []
+    return ShipReport(sizes, network.file_size, tuple(names))
 
 
-def _write(encoder: Encoder, block: int, outputs: "_Outputs", shard: str) -> dict[LevelNumber, int]:
-    """Write a delivery file; how many of its first bytes each level needs."""
+def _files(target: Target, network: Network, index: Index | None, *, split: bool) -> list[Place]:
+    """Where delivery files go that have not the target's name."""
+    files: list[Place] = []
+    if not isinstance(target, str | os.PathLike):
+        return files
+    if index is not None:
+        shards = (index.weight_map[next(iter(file.header.tensors))] for file in network.files)
+        files = [sibling(target, delivery_name(shard)) for shard in shards]
+    if split:
+        levels = len(network.profile.levels)
+        files = [part for file in files or [target] for part in part_names(file, levels)]
+    return files
+
+
+def _index_bytes(index: Index) -> bytes:
+    """The index of the delivery files of shards."""
+    weight_map = {name: delivery_name(file) for name, file in index.weight_map.items()}
+    parts = {"metadata": index.metadata, "weight_map": weight_map}
+    return dump({key: dict(sorted(value.items())) for key, value in parts.items()}).encode()
+
+
+def _write(encoder: Encoder, block: int, outputs: Sequence[Output]) -> dict[LevelNumber, int]:
+    """Write a delivery file, or each part to a file of its own; what each level needs of it."""
     head, levels = zlib.compress(encoder.head, 9), encoder.levels
     sizes = [len(head), *(encoder.size(part) for part in range(1, levels + 2))]
     checksum = f"xxh3:{xxhash.xxh3_64_hexdigest(head)}"
     start = header_bytes(block, sizes, len(encoder.head), checksum)
-    outputs.begin(shard, levels)
-    outputs.write(start)
-    outputs.write(head)
-    for part in range(1, levels + 2):
-        outputs.next_part()
-        for piece in encoder.read(part):
-            outputs.write(piece)
+    for part in range(levels + 2):
+        if part < len(outputs):
+            output, position = outputs[part], 0
+        for piece in encoder.read(part) if part else (start, head):
+            output.write_at(position, piece)
+            position += memoryview(piece).nbytes
     ends = np.cumsum([len(start), *sizes])[2:].tolist()
     numbers: list[LevelNumber] = [*range(1, levels + 1), "dense"]
     return dict(zip(numbers, ends, strict=True))
@@ -139,102 +153,3 @@ def part_names(target: str | os.PathLike[str], levels: int) -> list[str]:
     'net.ship.safetensors.part-002'
     """
     return [f"{os.fspath(target)}.part-{number:03}" for number in range(levels + 2)]
-
-
-class _Outputs:
-    """Where delivery files go: one, or those of shards and their index; each perhaps in parts."""
-
-    def __init__(
-        self,
-        target: Target,
-        index: Index | None,
-        split: bool,
-        force: bool,
-        stack: contextlib.ExitStack,
-    ) -> None:
-        self._target, self._index, self._split, self._force = target, index, split, force
-        self._stack = stack
-        self._files: list[UnnamedOutput] = []
-        self._stream: Output | None = None
-        self._position = 0
-        self._waiting: list[UnnamedOutput] = []
-        self._index_file: UnnamedOutput | None = None
-        self._before: list[UnnamedOutput] = []
-        if isinstance(target, InDirectory):
-            copies = stack.enter_context(target.side_files(force=force))
-            listed = self._file(target.place(LISTING))
-            listed.write_at(0, target.listing().to_bytes())
-            self._before = [*copies, listed]
-        if index is not None:
-            self._index_file = self._file(os.fspath(target))  # type: ignore[arg-type]
-            for name in index.files:
-                self._check(self._path(name))
-        elif isinstance(target, str | os.PathLike) and not is_special(target):
-            if not split:
-                self._waiting = [self._file(os.fspath(target))]
-        else:
-            self._stream = stack.enter_context(open_output(target, in_order=True))
-
-    def _file(self, path: str) -> UnnamedOutput:
-        alone = self._index is None and not self._split  # others wait, in memory if in order
-        file = open_unnamed(path, force=self._force, in_order=alone, beside=self._index_file)
-        self._stack.callback(file.discard)
-        return file
-
-    def _path(self, shard: str) -> str:
-        assert isinstance(self._target, str | os.PathLike)
-        return os.fspath(sibling(self._target, delivery_name(shard)))
-
-    def _check(self, path: str) -> None:
-        """Refuse at once, not when all has been coded."""
-        if not self._force:
-            open_unnamed(path, beside=self._index_file).discard()
-
-    @property
-    def names(self) -> list[str]:
-        """The files, the index last."""
-        index = [self._index_file] if self._index_file else []
-        return [file.name for file in (*self._files, *index)]
-
-    def begin(self, shard: str, levels: int) -> None:
-        """Go on to the next delivery file, that of a shard if there is an index."""
-        if self._stream is not None:
-            return
-        if self._index is not None or self._split:
-            name = os.fspath(self._target)  # type: ignore[arg-type]
-            if self._index is not None:
-                name = self._path(shard)
-            names = part_names(name, levels) if self._split else [name]
-            self._waiting = [self._file(path) for path in names]
-        self._open()
-
-    def _open(self) -> None:
-        self._files.append(self._waiting.pop(0))
-        self._position = 0
-
-    def next_part(self) -> None:
-        """What follows is another part."""
-        if self._split:
-            self._open()
-
-    def write(self, data: Any) -> None:
-        """Write at the end."""
-        (self._stream or self._files[-1]).write_at(self._position, data)
-        self._position += memoryview(data).nbytes
-
-    def commit(self, progress: Progress) -> None:
-        """Let everything appear."""
-        if self._stream is not None:
-            self._stream.commit()
-        elif self._index is None or self._index_file is None:
-            commit_together([*self._before, *self._files], progress=progress)
-        else:
-            weight_map = {n: delivery_name(f) for n, f in self._index.weight_map.items()}
-            document: dict[str, Mapping[str, Any]] = {
-                "metadata": self._index.metadata,
-                "weight_map": weight_map,
-            }
-            text = dump({key: dict(sorted(value.items())) for key, value in document.items()})
-            self._index_file.write_at(0, text.encode())
-            files = [*self._before, *self._files, self._index_file]
-            commit_together(files, renew=self._force, progress=progress)

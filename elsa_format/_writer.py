@@ -23,12 +23,12 @@ from elsa_format._container.header import (
 )
 from elsa_format._container.json import MAX_SAFE_INTEGER
 from elsa_format._counters import MAX_BITS, bits_for, check_bits, refuse_unpackable
+from elsa_format._destination import Destination, open_destination
 from elsa_format._digest import LevelDigests, digest_of_lines
 from elsa_format._errors import CounterOutOfRange, InvalidHeader, InvalidProfile, TensorMismatch
 from elsa_format._memory import BLOCK
 from elsa_format._options import check_int, strings
 from elsa_format._output import Output, Target
-from elsa_format._output.shards import Destination, open_destination
 from elsa_format._profile import (
     KEY,
     ZEROS,
@@ -316,7 +316,7 @@ class NetworkWriter:
             network += more
         profiles = [shard.write_header(network) for shard in self.shards]
         tensors = [shard.tensors.values() for shard in self.shards]
-        self.destination.commit(tensors, self._contents.extra_metadata, progress)
+        self.destination.finish(tensors, self._contents.extra_metadata, progress)
         return join_profiles(profiles)
 
 
@@ -332,8 +332,8 @@ def open_writer(
     contents = contents.checked()
     with open_destination(target, len(groups), force=force) as destination:
         shards = []
-        for number, (output, infos) in enumerate(zip(destination.outputs, groups, strict=True), 1):
-            place = (number, len(groups)) if destination.sharded else None
+        for number, (output, infos) in enumerate(zip(destination.weights, groups, strict=True), 1):
+            place = (number, len(groups)) if destination.index else None
             shards.append(ShardWriter(output, infos, contents, place))
         yield NetworkWriter(destination, shards, contents)
 

@@ -18,12 +18,12 @@ from click.shell_completion import CompletionItem
 
 from elsa_format import __version__
 from elsa_format._container.index import is_index, is_url
+from elsa_format._destination import written_size
+from elsa_format._directory.target import goes_to_directory
 from elsa_format._errors import ElsaError, MissingExtra, escape
 from elsa_format._installed import install_command
 from elsa_format._kernels import NATIVE, kernels
 from elsa_format._output import descriptor, open_output
-from elsa_format._output.directory import goes_to_directory
-from elsa_format._output.shards import written_size
 from elsa_format._progress import UNITS, progress, show_size
 from elsa_format._progress import columns as terminal_columns
 from elsa_format._signals import wait_if_ending

@@ -10,17 +10,18 @@ from elsa_format._container.index import is_index, is_url
 from elsa_format._container.json import dump, is_text
 from elsa_format._container.other_format import SNIFFED, other_format
 from elsa_format._counters import mask_into
+from elsa_format._deprecated import commit_outputs
 from elsa_format._digest import digest_of_lines, tensor_line
+from elsa_format._directory import weights_file
 from elsa_format._evaluate import direction, show_level
 from elsa_format._level_reader import LevelReader, counted
 from elsa_format._memory import BLOCK, Arena
 from elsa_format._network import Network, Step, open_network
-from elsa_format._output import Output, Target, commit_outputs, is_special, open_output
+from elsa_format._output import Output, Target, Transaction, is_special, open_output
 from elsa_format._packing.checkpoint import Checkpoint
 from elsa_format._profile import LevelLike, LevelNumber, find_level, variant_name
 from elsa_format._shared_writer import Exchange, SharedWriter, Together, alone, open_shared_writer
 from elsa_format._storage import Source
-from elsa_format._storage.directory import weights_file
 from elsa_format._threads import Meter, Progress, no_progress
 from elsa_format._verify import digest_lines
 from elsa_format._writer import Contents
@@ -47,6 +48,7 @@ __all__ = [
     "Target",
     "TensorInfo",
     "Together",
+    "Transaction",
     "alone",
     "as_array",
     "choose_level",

@@ -9,6 +9,7 @@ from elsa_format import _level_document, _profile
 from elsa_format._container.header import Header, check_size, read_header
 from elsa_format._container.index import Index, is_index
 from elsa_format._delivery.document import is_delivery
+from elsa_format._directory import weights_file
 from elsa_format._errors import CountMismatch, InvalidIndex
 from elsa_format._level_document import LevelFile
 from elsa_format._network.base import Kind, Network
@@ -18,7 +19,6 @@ from elsa_format._network.stored import StoredNetwork
 from elsa_format._options import Limit
 from elsa_format._profile import KEY, Profile, join_profiles
 from elsa_format._storage import Source, open_storage
-from elsa_format._storage.directory import weights_file
 from elsa_format._storage.shards import read_index, shard_source
 
 ParseLevel = Callable[[Header, str], LevelFile | None]

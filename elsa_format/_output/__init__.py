@@ -1,33 +1,150 @@
-"""Where results go: a file that appears whole or not at all, or a stream."""
+"""Where results go: files that appear whole, all that belong together, or none; or a stream."""
 
 import contextlib
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Sequence
-from typing import IO, Any, Protocol, TypeVar
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, TypeGuard, TypeVar
 
 from elsa_format._container.index import is_url
-from elsa_format._output.atomic import AtomicFile
-from elsa_format._output.streams import Pipe, Spool
-from elsa_format._output.together import Unnamed, commit_together
-from elsa_format._threads import Progress, no_progress
+from elsa_format._output import base
+from elsa_format._output.atomic import AtomicFile, new_folders
+from elsa_format._output.base import Output
+from elsa_format._output.streams import Pipe, SpooledPipe
+from elsa_format._threads import Meter, Progress, no_progress
 
-Target = str | os.PathLike[str] | IO[bytes]
-"""A path, the URL of a store, or a writable binary stream such as sys.stdout.buffer."""
+if TYPE_CHECKING:
+    from elsa_format._output.store import StoreFile
 
-COPIED = 1 << 20
-"""Bytes of a file that are read at a time."""
+__all__ = [
+    "AtomicFile",
+    "Output",
+    "Place",
+    "Target",
+    "Transaction",
+    "descriptor",
+    "is_special",
+    "localized",
+    "names_file",
+    "new_folders",
+    "open_output",
+]
+
+Place = str | os.PathLike[str]
+"""A path, or the URL of a store."""
+Target = Place | IO[bytes]
+"""The same, or a writable binary stream such as sys.stdout.buffer."""
 
 T = TypeVar("T")
 
 
-class Output(Protocol):
-    """A place to write bytes at positions; nothing counts before `commit`."""
+class Transaction(contextlib.ExitStack):
+    """Outputs that are of use only together: all appear, in their order, or none.
 
-    def write_at(self, position: int, data: Any) -> None: ...
-    def commit(self) -> None: ...
-    def discard(self) -> None: ...
+    Neither file systems nor stores name several files at once, so the order makes up for it, even
+    if the power fails: the last is there only while all others are. If that is an index, an old one
+    goes first. What is not committed when the block ends leaves nothing.
+    """
+
+    def __init__(self, *, force: bool = False) -> None:
+        super().__init__()
+        self.force = force
+        self.outputs: list[Output] = []
+        """All but the index, as they were added."""
+        self.index: Output | None = None
+        self._published: list[Output] = []
+        self._in_store: StoreFile | None = None
+
+    def open(self, target: Target, *, in_order: bool = False) -> Output:
+        """Add an output.
+
+        `in_order` promises writes front to back, which lets a stream pass them on at once.
+        """
+        if names_file(target):
+            return self.open_file(target)
+        if isinstance(target, str | os.PathLike):
+            number = descriptor(target)
+            place = target if number is None else os.dup(number)
+            stream: IO[bytes] = open(place, "wb", buffering=0)  # noqa: SIM115 - closed at the end
+            pipe = Pipe(self.enter_context(stream), os.fspath(target))
+        else:
+            pipe = Pipe(target)
+        return self._add(pipe if in_order else SpooledPipe(pipe))
+
+    def open_file(self, place: Place) -> Output:
+        """Add a file or, as all of them, an object of a store."""
+        return self._add(self._create(place))
+
+    def open_index(self, place: Place) -> Output:
+        """Add the file that appears last, and whose old one goes first."""
+        self.index = self._create(place)
+        self.callback(self.index.discard)
+        return self.index
+
+    def _add(self, output: Output) -> Output:
+        self.callback(output.discard)
+        self.outputs.append(output)
+        return output
+
+    def _create(self, place: Place) -> Output:
+        place = localized(os.fspath(place))
+        if not is_url(place):
+            return AtomicFile(place, force=self.force)
+        # Imported here, so that those who never write to a URL do not wait for HTTP and TLS.
+        from elsa_format._output.store import StoreFile
+
+        self._in_store = StoreFile(place, force=self.force, beside=self._in_store)
+        return self._in_store
+
+    def make_folder(self, place: Place) -> None:
+        """Make the folder of a file, if that is on this machine; left empty, it goes again."""
+        if not is_url(os.fspath(place)):
+            self.enter_context(new_folders(Path(place).parent))
+
+    def commit(self, progress: Progress = no_progress) -> None:
+        """Let all outputs appear, or none; progress is that of sending them to a store."""
+        self.sync(progress)
+        outputs = [*self.outputs, *filter(None, [self.index])]
+        with base.names:
+            try:
+                self.retire_index()
+                self.publish(outputs[:-1])
+                self.publish(outputs[-1:])
+            except BaseException:
+                self.unpublish()
+                raise
+        for output in outputs:
+            output.discard()
+
+    # The steps of `commit`, for processes that take each together.
+
+    def sync(self, progress: Progress = no_progress) -> None:
+        """Have all bytes where they will stay."""
+        outputs = [*self.outputs, *filter(None, [self.index])]
+        meter = Meter(progress, sum(output.waiting for output in outputs))
+        for output in outputs:
+            output.sync(meter.tick)
+
+    def retire_index(self) -> None:
+        """Remove an old index before what it names is replaced."""
+        if self.index is not None and self.force:
+            self.index.unpublish()
+            base.settle([self.index])
+
+    def publish(self, outputs: Sequence[Output]) -> None:
+        """Let some appear, durably."""
+        for output in outputs:
+            output.publish()
+            self._published.append(output)
+        base.settle(outputs)
+
+    def unpublish(self) -> None:
+        """Take back what has appeared, the last first."""
+        for output in reversed(self._published):
+            with contextlib.suppress(Exception):  # a store that failed may fail again
+                output.unpublish()
 
 
 @contextlib.contextmanager
@@ -36,60 +153,8 @@ def open_output(target: Target, *, force: bool = False, in_order: bool = False) 
 
     `in_order` promises writes front to back, which lets a stream pass them on at once.
     """
-    with contextlib.ExitStack() as stack:
-        output: Output
-        if isinstance(target, str | os.PathLike) and not is_special(target):
-            output = open_unnamed(target, force=force, in_order=in_order)
-        else:
-            if isinstance(target, str | os.PathLike):
-                number = descriptor(target)
-                place = target if number is None else os.dup(number)
-                stream: IO[bytes] = stack.enter_context(open(place, "wb", buffering=0))
-                pipe = Pipe(stream, os.fspath(target))
-            else:
-                pipe = Pipe(target)
-            output = pipe if in_order else Spool(pipe)
-        stack.callback(output.discard)
-        yield output
-
-
-class UnnamedOutput(Output, Unnamed, Protocol):
-    """A file, here or in a store."""
-
-    name: str
-    """For messages."""
-
-
-def open_unnamed(
-    target: str | os.PathLike[str],
-    *,
-    force: bool = False,
-    in_order: bool = False,
-    beside: UnnamedOutput | None = None,
-) -> UnnamedOutput:
-    """The file at a path or URL, which is in the same store as another that is `beside` it."""
-    place = localized(os.fspath(target))
-    if not is_url(place):
-        return AtomicFile(place, force=force)
-    # Imported here, so that those who never write to a URL do not wait for HTTP and TLS.
-    from elsa_format._output.store import StoreFile
-
-    neighbour = beside if isinstance(beside, StoreFile) else None
-    return StoreFile(place, force=force, in_order=in_order, beside=neighbour)
-
-
-def copy_file(
-    path: str | os.PathLike[str],
-    output: Output,
-    tick: Callable[[int], object] = lambda size: None,
-) -> None:
-    """Write a file's bytes into an output, and count them."""
-    position = 0
-    with open(path, "rb", buffering=0) as file:
-        while block := file.read(COPIED):
-            output.write_at(position, block)
-            position += len(block)
-            tick(len(block))
+    with Transaction(force=force) as transaction:
+        yield transaction.open(target, in_order=in_order)
 
 
 def localized(target: T) -> T | str:
@@ -101,7 +166,12 @@ def localized(target: T) -> T | str:
     return target
 
 
-def is_special(path: str | os.PathLike[str]) -> bool:
+def names_file(target: Target) -> TypeGuard[Place]:
+    """Whether a target is a path or URL, and neither a stream nor what is special."""
+    return isinstance(target, str | os.PathLike) and not is_special(target)
+
+
+def is_special(path: Place) -> bool:
     """What is written to, never replaced: a device, a named pipe, /dev/stdout whatever that is."""
     try:
         mode = os.stat(path).st_mode
@@ -110,7 +180,7 @@ def is_special(path: str | os.PathLike[str]) -> bool:
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)) or descriptor(path) is not None
 
 
-def descriptor(path: str | os.PathLike[str]) -> int | None:
+def descriptor(path: Place) -> int | None:
     """The number of an open file that a path stands for, such as /dev/stdout or /dev/fd/3."""
     text = os.path.abspath(path)
     if os.path.islink(text) and os.path.dirname(text) == "/dev":
@@ -118,18 +188,3 @@ def descriptor(path: str | os.PathLike[str]) -> int | None:
     folder, name = os.path.split(text)
     own = folder == "/dev/fd" or os.path.realpath(folder) == f"/proc/{os.getpid()}/fd"
     return int(name) if own and name.isdecimal() else None
-
-
-def commit_outputs(
-    outputs: Sequence[Output], *, renew: bool = False, progress: Progress = no_progress
-) -> None:
-    """Let outputs appear that belong together, the last only while all others are there.
-
-    To `renew` it, an old one goes before the others come.
-    """
-    files = [output for output in outputs if isinstance(output, Unnamed)]
-    if len(files) == len(outputs):
-        commit_together(files, renew=renew, progress=progress)
-        return
-    for output in outputs:  # a device or pipe among them
-        output.commit()

@@ -4,12 +4,13 @@ import contextlib
 import errno
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from elsa_format._errors import OutputExists
-from elsa_format._output import together
+from elsa_format._output import base
+from elsa_format._output.base import Output, Tick
 
 _OPEN_FILES = "/proc/self/fd"
 
@@ -21,7 +22,7 @@ _folders: list[Path] = []
 
 def leave_nothing(seconds: float) -> None:
     """Remove what is unfinished, and let no name come or go any more: the process ends."""
-    together.names.acquire(timeout=seconds)
+    base.names.acquire(timeout=seconds)
     for path in [*unfinished]:
         path.unlink(missing_ok=True)
     for folder in reversed(_folders):
@@ -36,13 +37,13 @@ def new_folders(path: Path) -> Iterator[None]:
     made: list[Path] = []
     try:
         for folder in reversed(missing):
-            with together.names:
+            with base.names:
                 folder.mkdir(exist_ok=True)
                 made.append(folder)
                 _folders.append(folder)
         yield
     finally:
-        with together.names:
+        with base.names:
             for folder in reversed(made):
                 _remove_empty(folder)
                 _folders.remove(folder)
@@ -53,12 +54,14 @@ def _remove_empty(folder: Path) -> None:
         folder.rmdir()
 
 
-class AtomicFile:
+class AtomicFile(Output):
     """A file that takes its name only when complete.
 
     Linux gives it no name until then (O_TMPFILE), so that even kill -9 leaves nothing behind;
     elsewhere it has a temporary name beside the target.
     """
+
+    path: Path
 
     def __init__(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
         self.name = os.fspath(path)
@@ -83,7 +86,7 @@ class AtomicFile:
                 return os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o666)
         # Without O_BINARY, Windows would write a carriage return before every byte 10.
         flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | getattr(os, "O_BINARY", 0)
-        with together.names:
+        with base.names:
             try:
                 return os.open(self._take_temporary(), flags, 0o666)
             except BaseException:
@@ -118,28 +121,22 @@ class AtomicFile:
             os.lseek(self.fd, position, os.SEEK_SET)
             return os.write(self.fd, view)
 
-    def commit(self) -> None:
-        """Make the bytes durable, then give them their name."""
-        together.commit_together([self])
-
-    waiting = 0
-
-    def sync(self, tick: Callable[[int], object] = lambda size: None) -> None:
+    def sync(self, tick: Tick = lambda size: None) -> None:
         """Make the bytes durable."""
         with self._naming_output():
             if self.fd >= 0:
                 os.fsync(self.fd)
 
     def put_away(self) -> None:
-        """Wait under a temporary name, as a process can have only so many files open."""
+        """Wait under a temporary name."""
         self.sync()
         with self._naming_output():
             if self._temporary is None:
-                with together.names:
+                with base.names:
                     _link_open_file(self.fd, self._take_temporary())
             self._close()
 
-    def take_name(self) -> None:
+    def publish(self) -> None:
         """Give the bytes their name; what may take long comes before and after."""
         with self._naming_output():
             if self._temporary is None:
@@ -171,14 +168,9 @@ class AtomicFile:
         else:
             _link_open_file(self.fd, self.path)
 
-    def lose_name(self) -> None:
-        """Undo `take_name`; what it replaced is gone."""
+    def unpublish(self) -> None:
+        """Remove the file, or what has its name."""
         self.path.unlink(missing_ok=True)
-
-    def close(self) -> None:
-        """Make the name durable."""
-        self._close()
-        together.sync_folder(self.path)
 
     def _close(self) -> None:
         if self.fd >= 0:
@@ -200,9 +192,9 @@ class AtomicFile:
         return OSError(error.errno, error.strerror, self.name)
 
     def discard(self) -> None:
-        """Close without leaving anything; harmless after `commit`."""
+        """Close; what has only a temporary name goes."""
         self._close()
-        with together.names:
+        with base.names:
             self._remove_temporary()
 
 

@@ -14,6 +14,7 @@ from elsa_format._container.header import RESERVED, Header, TensorInfo
 from elsa_format._container.index import Index, is_index, is_url, shards_suffix
 from elsa_format._container.other_format import SNIFFED
 from elsa_format._counters import Words
+from elsa_format._directory import weights_file
 from elsa_format._errors import (
     AlreadyPacked,
     InvalidCheckpoint,
@@ -30,7 +31,6 @@ from elsa_format._memory import BLOCK, give_block, take_block
 from elsa_format._network import open_level
 from elsa_format._profile import KEY
 from elsa_format._storage import Closing, fill
-from elsa_format._storage.directory import weights_file
 from elsa_format._storage.shards import read_index, shard_path
 
 FilePath = str | os.PathLike[str]

@@ -15,6 +15,9 @@ from elsa_format._container.index import is_index, is_url
 from elsa_format._container.json import is_text
 from elsa_format._counters import MAX_LEVELS, Embedding, Words, bits_for, check_bits
 from elsa_format._delivery.estimate import estimated_downloads
+from elsa_format._destination import check_shard_size, group_tensors
+from elsa_format._directory import is_directory
+from elsa_format._directory.target import DirectoryTarget, in_directory
 from elsa_format._errors import (
     ConflictingOptions,
     InfeasibleLevels,
@@ -26,15 +29,12 @@ from elsa_format._errors import (
 from elsa_format._memory import BLOCK, give_block, take_block
 from elsa_format._options import check_int
 from elsa_format._output import Target
-from elsa_format._output.directory import InDirectory, in_directory
-from elsa_format._output.shards import check_shard_size, group_tensors
 from elsa_format._packing.assignment import Assignment, GivenCounters, NestedCheckpoints
 from elsa_format._packing.checkpoint import Checkpoint, CheckpointLike, open_checkpoint
 from elsa_format._packing.layers import empty_layers, transformer_notes
 from elsa_format._packing.one_shot import MagnitudeLevels, PatternLevels
 from elsa_format._packing.options import PackFields, PackOptions, TensorChoice, choose_tensors
 from elsa_format._profile import Profile, variant_name
-from elsa_format._storage.directory import is_directory
 from elsa_format._threads import Meter, Progress, no_progress
 from elsa_format._writer import (
     Contents,
@@ -147,7 +147,7 @@ def pack(
         job = _Job(network, options, assignment, levels, choice, specs)
         job.check()
         groups = job.groups(max_shard_size) if is_index(out) else [job.infos]
-        left = out.not_copied if isinstance(out, InDirectory) else []
+        left = out.not_copied if isinstance(out, DirectoryTarget) else []
         with open_writer(out, groups, job.contents, force=force) as writer:
             job.run(writer, progress, jobs)
             for checkpoint in sources:

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from elsa_format._errors import InputChanged
 from elsa_format._storage.base import PositionedStorage, Reader, Storage, stream_name
-from elsa_format._storage.directory import advice
 from elsa_format._threads import Renewed
 
 
@@ -25,7 +24,7 @@ class InputFile(io.FileIO):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         if os.path.isdir(path):
-            raise IsADirectoryError(errno.EISDIR, advice(path), os.fspath(path))
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
         super().__init__(path, "rb")
         self._path = os.fspath(path)
         self._opened = self._state()

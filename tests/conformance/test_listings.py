@@ -4,7 +4,7 @@ import json
 
 import jsonschema
 import pytest
-from internals import _listing as listing
+from internals import _manifest as listing
 from vector_files import COMMITTED, SPEC
 
 import elsa_format

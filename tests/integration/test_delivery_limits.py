@@ -19,7 +19,7 @@ import xxhash
 from bits import same_bits
 from click.testing import CliRunner
 from faulty_server import Server
-from internals import FileStorage, _blocks, _listing, _places, find_command, header_bytes
+from internals import FileStorage, _blocks, _manifest, _places, find_command, header_bytes
 
 import elsa_format as elsa
 from elsa_report import write_report
@@ -253,7 +253,7 @@ def test_a_manifest_is_limited(
     server.serve(manifest.ljust(30_000), "/net/elsa-files.json")
     assert elsa.fetch(folder, out, level=1, max_bytes=30_000).level == 1
     assert elsa.fetch(url, tmp_path / "file", level=1, max_bytes=29_999).level == 1
-    monkeypatch.setattr(_listing, "parse", None)
+    monkeypatch.setattr(_manifest, "parse", None)
     for source in (folder, f"{url}/"):
         with pytest.raises(elsa.TooLarge, match="a header of 30000 bytes, more than the 29999"):
             elsa.fetch(source, out, level=1, max_bytes=29_999)

@@ -445,16 +445,16 @@ def test_a_failure_leaves_nothing(
     folder = request.getfixturevalue(source)
     if named:
         monkeypatch.setattr(atomic, "_OPEN_FILES", "/nowhere")
-    take_name, left = atomic.AtomicFile.take_name, 0
+    publish, left = atomic.AtomicFile.publish, 0
 
     def failing(self: Any) -> None:
         nonlocal left
         left -= 1
         if left < 0:
             raise OSError(28, "No space left on device", self.name)
-        take_name(self)
+        publish(self)
 
-    monkeypatch.setattr(atomic.AtomicFile, "take_name", failing)
+    monkeypatch.setattr(atomic.AtomicFile, "publish", failing)
     count = len(files(folder))
     for fails_at in range(count):
         left = fails_at

@@ -16,8 +16,7 @@ import pytest
 from bits import by_index, same_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from internals import ArrayCheckpoint, AtomicFile, LevelReader
-from internals import _shards as _shard_output
+from internals import ArrayCheckpoint, AtomicFile, LevelReader, _destination
 from safetensors.numpy import save_file
 
 import elsa_format as elsa
@@ -213,13 +212,13 @@ def test_a_shard_that_appears_meanwhile_is_kept(
     """Then the shards that have their names already lose them again."""
     out = tmp_path / INDEX
     meanwhile = tmp_path / "model-00002-of-00003.safetensors"
-    commit = _shard_output.Destination.commit
+    commit = _destination.Destination.finish
 
     def late(self: Any, *contents: Any) -> None:
         meanwhile.write_bytes(b"somebody else's")
         commit(self, *contents)
 
-    monkeypatch.setattr(_shard_output.Destination, "commit", late)
+    monkeypatch.setattr(_destination.Destination, "finish", late)
     with pytest.raises(elsa.OutputExists):
         elsa.pack(index, out, sparsities=LEVELS)
     assert sorted(tmp_path.glob("*.*")) == [meanwhile]
@@ -231,13 +230,13 @@ def test_an_index_is_there_only_with_all_its_shards(
 ) -> None:
     """A crash while shards are replaced leaves no index that names a mixture."""
     seen = []
-    take_name = AtomicFile.take_name
+    publish = AtomicFile.publish
 
     def watched(self: Any) -> None:
         seen.append(packed_index.exists())
-        take_name(self)
+        publish(self)
 
-    monkeypatch.setattr(AtomicFile, "take_name", watched)
+    monkeypatch.setattr(AtomicFile, "publish", watched)
     elsa.pack(index, packed_index, sparsities=[50], force=True)
     assert seen == [False] * 4
     assert packed_index.exists()

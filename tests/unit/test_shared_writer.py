@@ -132,7 +132,7 @@ def test_what_is_there_stays_without_force_and_goes_with_it(index):
     elsa_format.verify(index)
 
 
-@pytest.mark.parametrize("method", ["write_at", "sync", "take_name"])
+@pytest.mark.parametrize("method", ["write_at", "sync", "publish"])
 def test_a_full_disk_of_one_is_an_error_of_all_and_leaves_nothing(index, monkeypatch, method):
     whole = getattr(AtomicFile, method)
 
@@ -150,14 +150,14 @@ def test_a_full_disk_of_one_is_an_error_of_all_and_leaves_nothing(index, monkeyp
 
 
 def test_an_index_that_cannot_be_written_takes_its_shards_away(index, monkeypatch):
-    whole = AtomicFile.commit
+    whole = AtomicFile.publish
 
     def fail(self):
         if self.name.endswith(".json"):
             raise OSError(28, "No space left on device", self.name)
         whole(self)
 
-    monkeypatch.setattr(AtomicFile, "commit", fail)
+    monkeypatch.setattr(AtomicFile, "publish", fail)
     first, second, third = all_write(index)
     assert isinstance(first, OSError)
     assert "process 0 failed" in str(second)

@@ -1,6 +1,5 @@
 """Export one level as an ONNX model of its own, in one pass and constant memory."""
 
-import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -33,14 +32,13 @@ from elsa_format.plugins import (
     Source,
     Target,
     TensorInfo,
+    Transaction,
     choose_level,
-    commit_outputs,
     dump,
     is_special,
     is_url,
     no_progress,
     of_array,
-    open_output,
 )
 
 
@@ -136,16 +134,16 @@ def export(
         else:
             entries = _entries(opened.binding, opened.level, sparse)
         remove_named(proto.graph.input, {e.info.name for e in entries if e.kept is not None})
-        with contextlib.ExitStack() as stack:
+        with Transaction(force=force) as transaction:
             data = None
             if _is_external(options.external_data, proto, entries):
-                data = _data_output(stack, target, force)
-            output = stack.enter_context(open_output(target, force=force))
+                data = _data_output(transaction, target)
+            output = transaction.open(target)  # appears last: the data alone is of no use
             writer = ModelWriter(proto, entries, output, data)
             for name, block in blocks:
                 writer.append(name, block)
             writer.finish()
-            commit_outputs([*([data[1]] if data else []), output])  # the data alone is of no use
+            transaction.commit()
         return opened.level
 
 
@@ -222,8 +220,8 @@ def _is_external(asked: bool | None, proto: ModelProto, entries: Iterable[Entry]
     return model_size(proto, entries) > LARGEST_FILE
 
 
-def _data_output(stack: contextlib.ExitStack, target: Target, force: bool) -> tuple[str, Output]:
+def _data_output(transaction: Transaction, target: Target) -> tuple[str, Output]:
     if not isinstance(target, str | os.PathLike) or is_special(target) or is_url(target):
         raise MisplacedOutput("external data needs a model file on disk to stand beside")
     path = Path(target).with_name(Path(target).name + ".data")
-    return location_of(Path(path.name)), stack.enter_context(open_output(path, force=force))
+    return location_of(Path(path.name)), transaction.open(path)

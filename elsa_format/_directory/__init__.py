@@ -1,4 +1,4 @@
-"""Model directories, as `save_pretrained` writes them: which file holds the weights.
+"""Model directories, as `save_pretrained` writes them: which file holds the weights, and what else.
 
 Weights are called `model`, in diffusers `diffusion_pytorch_model`; a variant, such as fp16, stands
 before the last suffix: `model.fp16.safetensors`, `model.safetensors.index.fp16.json`. What was
@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from elsa_format._container import listing
 from elsa_format._container.index import is_index
 from elsa_format._errors import InvalidOption
 
+MANIFEST = "elsa-files.json"
 SHIP = "ship"
 """The variant of delivery files, whose place is before `.safetensors` in an index, too."""
 OWN = ("bitmask", "csr", SHIP)
@@ -154,7 +154,7 @@ def module_folders(folder: Path) -> set[str]:
 def other_files(folder: Path, apart: Path | None = None) -> Iterator[Path]:
     """What else is in a directory and its folders, relative to it; hidden folders are left alone.
 
-    So is a list of the files, which is of this directory, not of a copy. Links to files count as
+    So is the manifest, which is of this directory, not of a copy. Links to files count as
     files, as in a download cache; links to folders and pipes do not count. A folder that is to be
     `apart` is left alone, too: where the copy goes.
     """
@@ -167,7 +167,7 @@ def other_files(folder: Path, apart: Path | None = None) -> Iterator[Path]:
         )
         for name in sorted(files):
             path = Path(place, name).relative_to(folder)
-            if os.path.isfile(folder / path) and str(path) != listing.NAME:
+            if os.path.isfile(folder / path) and str(path) != MANIFEST:
                 yield path
 
 

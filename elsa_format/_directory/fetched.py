@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from elsa_format._container import listing as _listing
 from elsa_format._container.index import is_url
-from elsa_format._container.listing import Entry
+from elsa_format._directory import MANIFEST, is_directory, is_weights, weights_file
+from elsa_format._directory import manifest as _manifest
+from elsa_format._directory.manifest import Entry, make_manifest
 from elsa_format._errors import (
     ChecksumMismatch,
     InvalidIndex,
@@ -20,10 +21,8 @@ from elsa_format._errors import (
     UnsafePath,
 )
 from elsa_format._options import Limit
-from elsa_format._output.atomic import AtomicFile, new_folders
-from elsa_format._output.directory import list_directory
+from elsa_format._output import Transaction
 from elsa_format._storage import Storage, open_storage
-from elsa_format._storage.directory import is_directory, is_weights, weights_file
 from elsa_format._storage.shards import read_index_bytes, shard_source
 from elsa_format._threads import Meter
 
@@ -56,12 +55,12 @@ class SideFile:
 
     def bring(self, meter: Meter, *, force: bool) -> int:
         """Let the file appear, if its bytes are those that are expected; how many came."""
-        with new_folders(self.path.parent), contextlib.ExitStack() as stack:
-            out = AtomicFile(self.path, force=force)
-            stack.callback(out.discard)
+        with Transaction(force=force) as transaction:
+            transaction.make_folder(self.path)
+            out = transaction.open_file(self.path)
             found, size = hashlib.sha256(), 0
             storage = None if isinstance(self.source, bytes) else open_storage(self.source)
-            for data in self._blocks(storage, stack):
+            for data in self._blocks(storage, transaction):
                 out.write_at(size, data)
                 found.update(data)
                 size += len(data)
@@ -69,12 +68,12 @@ class SideFile:
             if (size, found.hexdigest()) != (self.entry.size, self.entry.sha256):
                 raise ChecksumMismatch(
                     f"{self.where}: {size} bytes with SHA-256 {found.hexdigest()}, expected "
-                    f"{self.entry.size} with {self.entry.sha256}, as {_listing.NAME} says"
+                    f"{self.entry.size} with {self.entry.sha256}, as {MANIFEST} says"
                 )
-            out.commit()
+            transaction.commit()
             return 0 if storage is None else getattr(storage, "received", size)
 
-    def _blocks(self, storage: Storage | None, stack: contextlib.ExitStack) -> Iterable[bytes]:
+    def _blocks(self, storage: Storage | None, stack: Transaction) -> Iterable[bytes]:
         if storage is None:
             assert isinstance(self.source, bytes)
             yield self.source
@@ -96,22 +95,22 @@ class Folder:
         self.source = source
         self._made = False
         if is_url(source):
-            self._raw, self.where = _read(self._place(_listing.NAME), limit)
-            self._listing = _listing.parse(self._raw, self.where)
+            self._raw, self.where = _read(self._place(MANIFEST), limit)
+            self._manifest = _manifest.parse(self._raw, self.where)
             return
-        path = Path(source, _listing.NAME)
+        path = Path(source, MANIFEST)
         self.where = os.fspath(path)
         if path.is_file():
             self._raw, _ = _read(path, limit)
-            self._listing = _listing.parse(self._raw, self.where)
+            self._manifest = _manifest.parse(self._raw, self.where)
         else:
-            self._listing = list_directory(Path(source), weights_file(source).name)
-            self._raw, self._made = self._listing.to_bytes(), True
+            self._manifest = make_manifest(Path(source), weights_file(source).name)
+            self._raw, self._made = self._manifest.to_bytes(), True
 
     @property
     def weights_name(self) -> str:
         """The name of the delivery file, or of the index of several."""
-        return self._listing.weights
+        return self._manifest.weights
 
     @property
     def weights(self) -> str | os.PathLike[str]:
@@ -129,18 +128,18 @@ class Folder:
         Neither they nor the weights are reached through a link that leaves it (ELSA-D-046).
         """
         inside = os.path.join(os.path.realpath(out), "")
-        for name in (*self._listing.files, self.weights_name, _listing.NAME):
+        for name in (*self._manifest.files, self.weights_name, MANIFEST):
             if not os.path.realpath(out / name).startswith(inside):
                 raise UnsafePath(f"{out / name}: a link leaves the directory {out}")
         found = []
-        for name, entry in self._listing.files.items():
+        for name, entry in self._manifest.files.items():
             place = self._place(name)
             found.append(SideFile(out / name, entry, place, _name(place)))
-        return [*found, SideFile.of(out / _listing.NAME, self._raw, self.where)]
+        return [*found, SideFile.of(out / MANIFEST, self._raw, self.where)]
 
     def places(self) -> list[str | os.PathLike[str]]:
         """Where the manifest, the weights and the other files are."""
-        return [self._place(n) for n in (_listing.NAME, self.weights_name, *self._listing.files)]
+        return [self._place(n) for n in (MANIFEST, self.weights_name, *self._manifest.files)]
 
     def _place(self, name: str) -> str | os.PathLike[str]:
         if not is_url(self.source):
@@ -190,7 +189,7 @@ def missing(files: list[SideFile], others: Iterable[Path], *, force: bool) -> li
 def _read(place: str | os.PathLike[str], limit: Limit) -> tuple[bytes, str]:
     """A list, and where it is."""
     try:
-        return read_index_bytes(place, limit, most=_listing.MAX_SIZE)
+        return read_index_bytes(place, limit, most=_manifest.MAX_SIZE)
     except RemoteError as error:
         if error.status is None or error.status // 100 != 4:
             raise

@@ -1,4 +1,4 @@
-"""Where a network in shards goes: files that take their names together, the index last."""
+"""Where a network goes: a file, shards with their index, a model directory; or a stream."""
 
 import contextlib
 import os
@@ -8,21 +8,12 @@ from typing import Any
 
 from elsa_format._container.header import TensorInfo
 from elsa_format._container.index import index_bytes, is_index, is_url, shard_names
+from elsa_format._directory import candidates_of, weights_file
+from elsa_format._directory.target import DirectoryTarget
 from elsa_format._errors import ConflictingOptions, RemoteError
 from elsa_format._options import check_int
-from elsa_format._output import (
-    Output,
-    Target,
-    UnnamedOutput,
-    commit_outputs,
-    is_special,
-    localized,
-    open_output,
-    open_unnamed,
-)
-from elsa_format._output.directory import InDirectory
+from elsa_format._output import Output, Place, Target, Transaction, is_special, localized
 from elsa_format._storage import open_storage
-from elsa_format._storage.directory import candidates_of, weights_file
 from elsa_format._storage.shards import read_index, shard_source
 from elsa_format._threads import Progress, no_progress
 
@@ -62,70 +53,55 @@ def group_tensors(
     return groups
 
 
-class Destination:
-    """The outputs of a network: one, or those of its shards and their index.
+class Destination(Transaction):
+    """The outputs of a network: one, or those of its shards with their index; and side files."""
 
-    Others may take their names just before them.
-    """
+    def __init__(self, *, force: bool) -> None:
+        super().__init__(force=force)
+        self.weights: list[Output] = []
+        self.names: Sequence[str] = ()
+        """Of the files that an index names."""
 
-    def __init__(
-        self,
-        outputs: Sequence[Output],
-        before: Sequence[UnnamedOutput],
-        names: Sequence[str] = (),
-        index: UnnamedOutput | None = None,
-        *,
-        force: bool = False,
-    ) -> None:
-        self.outputs, self._before, self._names, self._index = outputs, before, names, index
-        self._force = force
-
-    @property
-    def sharded(self) -> bool:
-        """Whether there is an index."""
-        return self._index is not None
-
-    def commit(
+    def finish(
         self,
         tensors: Sequence[Iterable[TensorInfo]],
         extra_metadata: Mapping[str, Any],
         progress: Progress = no_progress,
     ) -> None:
-        """Everything is written: let it appear, and an index of each file's tensors last.
-
-        Progress is that of sending it to a store.
-        """
-        outputs = [*self._before, *self.outputs]
-        if self._index is not None:
-            self._index.write_at(0, index_bytes(self._names, tensors, extra_metadata))
-            outputs.append(self._index)
-        commit_outputs(outputs, renew=self.sharded and self._force, progress=progress)
+        """Everything is written: let it appear, and an index of each file's tensors last."""
+        if self.index is not None:
+            self.index.write_at(0, index_bytes(self.names, tensors, extra_metadata))
+        self.commit(progress)
 
 
 @contextlib.contextmanager
 def open_destination(
-    target: Target, count: int, *, force: bool = False, in_order: bool = False
+    target: Target,
+    count: int = 1,
+    *,
+    files: Sequence[Place] = (),
+    force: bool = False,
+    in_order: bool = False,
 ) -> Iterator[Destination]:
-    """The outputs for a target, `count` if it is an index; discarded unless they are committed."""
-    with contextlib.ExitStack() as stack:
-        before: Sequence[UnnamedOutput] = ()
-        if isinstance(target, InDirectory):
-            before = stack.enter_context(target.side_files(force=force))
-        if not isinstance(target, str | os.PathLike) or not is_index(target):
-            output = stack.enter_context(open_output(target, force=force, in_order=in_order))
-            yield Destination([output], before)
-            return
-        names = shard_names(target, count)
-        index = open_unnamed(target, force=force)
-        stack.callback(index.discard)
-        files = []
-        for name in names:
-            files.append(open_unnamed(sibling(target, name), force=force, beside=index))
-            stack.callback(files[-1].discard)
-        yield Destination(files, before, names, index, force=force)
+    """The outputs for a target, discarded unless they are committed.
+
+    Weights go to `files`; if none are given, to `count` shards of an index, or to the target.
+    """
+    with Destination(force=force) as destination:
+        if isinstance(target, DirectoryTarget):
+            target.add_side_files(destination)
+        if isinstance(target, str | os.PathLike) and is_index(target):
+            destination.open_index(target)
+            destination.names = shard_names(target, count)
+            files = files or [sibling(target, name) for name in destination.names]
+        if files:
+            destination.weights = [destination.open_file(file) for file in files]
+        else:
+            destination.weights = [destination.open(target, in_order=in_order)]
+        yield destination
 
 
-def sibling(target: str | os.PathLike[str], name: str) -> str | os.PathLike[str]:
+def sibling(target: Place, name: str) -> Place:
     """The path or URL of a file beside another."""
     place = os.fspath(target)
     if is_url(place):
@@ -133,7 +109,7 @@ def sibling(target: str | os.PathLike[str], name: str) -> str | os.PathLike[str]
     return Path(place).parent / name
 
 
-def written_size(target: str | os.PathLike[str]) -> int | None:
+def written_size(target: Place) -> int | None:
     """Bytes of a file, of an index with its shards, of a directory's weights; None for a pipe."""
     target = weights_file(localized(target))
     if is_url(target):
@@ -158,7 +134,7 @@ def _stored_weights(url: str) -> str:
     return f"{url.rstrip('/')}/{found[0]}" if len(found) == 1 else url
 
 
-def _stored_size(url: str | os.PathLike[str]) -> int:
+def _stored_size(url: Place) -> int:
     """Bytes of a file in a store, of an index with its shards."""
     with contextlib.closing(open_storage(url)) as storage:
         size = storage.size or 0

@@ -3,29 +3,16 @@
 import contextlib
 import errno
 import filecmp
-import hashlib
 import os
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from elsa_format._container.index import is_index, is_url
-from elsa_format._container.listing import Entry, Listing, is_inside
-from elsa_format._errors import InvalidOption, OutputExists, RemoteError
-from elsa_format._output import (
-    COPIED,
-    Target,
-    UnnamedOutput,
-    copy_file,
-    is_special,
-    localized,
-    open_unnamed,
-)
-from elsa_format._output.atomic import AtomicFile, new_folders
-from elsa_format._storage import open_storage
-from elsa_format._storage.directory import (
+from elsa_format._directory import (
+    MANIFEST,
+    SHIP,
     WeightsName,
     candidates,
     candidates_of,
@@ -33,21 +20,29 @@ from elsa_format._storage.directory import (
     side_files,
     weights_file,
 )
+from elsa_format._directory.manifest import make_manifest
+from elsa_format._errors import OutputExists, RemoteError
+from elsa_format._output import Output, Target, Transaction, is_special, localized
+from elsa_format._storage import open_storage
 from elsa_format._storage.shards import read_index
 
 T = TypeVar("T", bound=Target)
 OPEN = 200
 """Side files that have no name before they are whole; more of them wait under temporary ones."""
+COPIED = 1 << 20
+"""Bytes that are read at a time."""
 
 
 @dataclass(frozen=True)
-class InDirectory(os.PathLike[str]):
+class DirectoryTarget(os.PathLike[str]):
     """Where weights go in a directory; with them come copies of another's side files."""
 
     source: Path
     folder: Path | str
     """A URL if it is a string."""
     name: str
+    has_manifest: bool
+    """Whether there is a list of the files, as `fetch` needs."""
 
     def __fspath__(self) -> str:
         return self.place(self.name)
@@ -58,53 +53,24 @@ class InDirectory(os.PathLike[str]):
             return f"{self.folder.rstrip('/')}/{name}"
         return os.path.join(self.folder, name)
 
-    @contextlib.contextmanager
-    def side_files(self, *, force: bool = False) -> Iterator[list[UnnamedOutput]]:
-        """Copies that wait for their names; folders that are empty afterwards go again."""
-        with contextlib.ExitStack() as stack:
-            if isinstance(self.folder, str):
-                yield self._stored_files(self.folder, stack, force=force)
-            else:
-                yield self._local_files(self.folder, stack, force=force)
-
-    def _local_files(
-        self, folder: Path, stack: contextlib.ExitStack, *, force: bool
-    ) -> list[UnnamedOutput]:
-        if os.path.lexists(folder) and not folder.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
-        refuse_others(folder, self.name)
-        names, _ = side_files(self.source, folder)
-        stack.enter_context(new_folders(folder))
-        copies: list[UnnamedOutput] = []
-        for name in names:
-            out = folder / name
-            if out.exists() and filecmp.cmp(self.source / name, out, shallow=False):
-                continue
-            stack.enter_context(new_folders(out.parent))
-            copy = AtomicFile(out, force=force)
-            stack.callback(copy.discard)
-            copy_file(self.source / name, copy)
-            copies.append(copy)
-            if len(copies) > OPEN:
-                copy.put_away()
-        return copies
-
-    def _stored_files(
-        self, url: str, stack: contextlib.ExitStack, *, force: bool
-    ) -> list[UnnamedOutput]:
-        refuse_others(url, self.name)
-        copies: list[UnnamedOutput] = []
-        for name in side_files(self.source)[0]:
+    def add_side_files(self, transaction: Transaction) -> None:
+        """Add copies of all side files that are not there yet, and a manifest if there is one."""
+        if self._apart and os.path.lexists(self.folder) and not self._apart.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self.folder))
+        refuse_others(self.folder, self.name)
+        transaction.make_folder(self)
+        for name in side_files(self.source, self._apart)[0]:
             out = self.place(name.as_posix())
             if _holds(out, self.source / name):
                 continue
-            beside = copies[0] if copies else None
-            copies.append(open_unnamed(out, force=force, beside=beside))
-            stack.callback(copies[-1].discard)
-            copy_file(self.source / name, copies[-1])
-            if len(copies) > OPEN:
-                copies[-1].sync()
-        return copies
+            transaction.make_folder(out)
+            copy = transaction.open_file(out)
+            copy_file(self.source / name, copy)
+            if len(transaction.outputs) > OPEN:
+                copy.put_away()
+        if self.has_manifest:
+            manifest = make_manifest(self.source, self.name, self._apart)
+            transaction.open_file(self.place(MANIFEST)).write_at(0, manifest.to_bytes())
 
     @property
     def not_copied(self) -> list[str]:
@@ -114,26 +80,16 @@ class InDirectory(os.PathLike[str]):
         left = side_files(self.source, self._apart)[1]
         return [str(name) for name in left if str(name) not in own]
 
-    def listing(self) -> Listing:
-        """The list of the files that will be here."""
-        return list_directory(self.source, self.name, self._apart)
-
     @property
     def _apart(self) -> Path | None:
         return None if isinstance(self.folder, str) else self.folder
 
 
-def list_directory(folder: Path, weights: str, apart: Path | None = None) -> Listing:
-    """The list of a directory's side files, for weights of this name."""
-    entries = {}
-    for path in side_files(folder, apart)[0]:
-        name = path.as_posix()
-        if not is_inside(name):
-            raise InvalidOption(f"{folder / path}: such a name cannot be listed; rename the file")
-        with open(folder / path, "rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-            entries[name] = Entry(os.fstat(file.fileno()).st_size, digest)
-    return Listing(weights, entries)
+def copy_file(path: Path, output: Output) -> None:
+    """Write a file's bytes into an output."""
+    with open(path, "rb", buffering=0) as file:
+        while block := file.read(COPIED):
+            output.write_at(file.tell() - len(block), block)
 
 
 def refuse_others(folder: Path | str, name: str) -> None:
@@ -158,11 +114,13 @@ def _stored_candidates(url: str) -> tuple[list[str], str]:
     return candidates_of(list_store(url)), redact(url).rstrip("/")
 
 
-def _holds(url: str, path: Path) -> bool:
-    """Whether a file in a store holds what another does here."""
+def _holds(place: str, path: Path) -> bool:
+    """Whether a file, here or in a store, holds what another does here."""
+    if not is_url(place):
+        return os.path.exists(place) and filecmp.cmp(path, place, shallow=False)
     try:
         with (
-            contextlib.closing(open_storage(url)) as storage,
+            contextlib.closing(open_storage(place)) as storage,
             contextlib.closing(storage.reader(0, sys.maxsize)) as reader,
             open(path, "rb") as file,
         ):
@@ -184,7 +142,7 @@ def _hides(name: str, other: str) -> bool:
 
 def in_directory(
     source: Any, target: T, *, variant: str | None = None, sharded: bool = False
-) -> T | str | InDirectory:
+) -> T | str | DirectoryTarget:
     """The target, or the file in it if both the source and the target are directories.
 
     So is a target that ends in a slash, or in neither `.safetensors` nor `.index.json`.
@@ -198,7 +156,7 @@ def in_directory(
     name = parsed.stored_as(variant)
     name = replace(name, sharded=name.sharded or sharded)
     folder = place if is_url(place) else Path(place)  # type: ignore[arg-type]
-    return InDirectory(Path(source), folder, str(name))  # type: ignore[arg-type]
+    return DirectoryTarget(Path(source), folder, str(name), variant == SHIP)  # type: ignore[arg-type]
 
 
 def goes_to_directory(source: Any, target: Target) -> bool:

@@ -1,4 +1,4 @@
-"""The list of a model directory's files: HTTP has none, so `elsa-ship` writes one beside them.
+"""The manifest of a model directory: HTTP has no lists of files, so `elsa-ship` writes one.
 
 Delivery specification §9.1:
 
@@ -6,16 +6,19 @@ Delivery specification §9.1:
  "version": "1.0", "weights": "model.ship.safetensors"}
 """
 
+import hashlib
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from elsa_format._container.json import check_version, dump, is_text, parse_document
-from elsa_format._errors import InvalidIndex, InvalidJson, UnsafePath
+from elsa_format._directory import MANIFEST, side_files
+from elsa_format._errors import InvalidIndex, InvalidJson, InvalidOption, UnsafePath
 
-NAME = "elsa-files.json"
 MAX_SIZE = 16 << 20
-"""Bytes of a list that is read."""
+"""Bytes of a manifest that is read."""
 
 _SHA256 = re.compile("[0-9a-f]{64}")
 
@@ -30,7 +33,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Listing:
+class Manifest:
     """The file with the weights, or their index, and all others but the shards."""
 
     weights: str
@@ -40,7 +43,7 @@ class Listing:
     def to_bytes(self) -> bytes:
         """The document.
 
-        >>> Listing("model.ship.safetensors", {}).to_bytes()
+        >>> Manifest("model.ship.safetensors", {}).to_bytes()
         b'{"files":{},"version":"1.0","weights":"model.ship.safetensors"}'
         """
         files = {
@@ -63,11 +66,24 @@ def is_inside(name: str) -> bool:
         and not any(c in "\\:" or ord(c) < 32 for c in name)
         and last not in ("", ".", "..")
         and not any(folder == "" or folder.startswith(".") for folder in folders)
-        and name != NAME
+        and name != MANIFEST
     )
 
 
-def parse(raw: bytes, where: str) -> Listing:
+def make_manifest(folder: Path, weights: str, apart: Path | None = None) -> Manifest:
+    """The manifest of a directory's side files, for weights of this name."""
+    entries = {}
+    for path in side_files(folder, apart)[0]:
+        name = path.as_posix()
+        if not is_inside(name):
+            raise InvalidOption(f"{folder / path}: such a name cannot be listed; rename the file")
+        with open(folder / path, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            entries[name] = Entry(os.fstat(file.fileno()).st_size, digest)
+    return Manifest(weights, entries)
+
+
+def parse(raw: bytes, where: str) -> Manifest:
     """Check a list: restricted JSON, its structure, names that stay in the directory."""
     try:
         document = parse_document(raw.decode("utf-8"), where)
@@ -92,4 +108,4 @@ def parse(raw: bytes, where: str) -> Listing:
         if name == weights:
             raise InvalidIndex(f"{where}: {name!r} is a file and the weights, too")
         entries[name] = Entry(size, sha256)
-    return Listing(weights, entries)
+    return Manifest(weights, entries)
