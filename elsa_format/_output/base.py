@@ -3,6 +3,7 @@
 import contextlib
 import os
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ if hasattr(os, "register_at_fork"):  # a fork has none of its parent's threads
     os.register_at_fork(after_in_child=_renew)
 
 
-class Output:
+class Output(ABC):
     """A place to write bytes at positions; nothing counts before `commit`."""
 
     name = ""
@@ -33,9 +34,9 @@ class Output:
     waiting = 0
     """Bytes that `sync` has to send."""
 
+    @abstractmethod
     def write_at(self, position: int, data: Any) -> None:
         """Write all of a buffer at a position."""
-        raise NotImplementedError
 
     def commit(self) -> None:
         """Let it appear by itself; several that belong together are a `Transaction`."""
@@ -45,20 +46,20 @@ class Output:
         settle([self])
         self.discard()
 
-    def sync(self, tick: Tick = lambda size: None) -> None:
+    def sync(self, tick: Tick = lambda size: None) -> None:  # noqa: B027
         """Have all bytes where they will stay; what may take long is done here, and counted."""
 
     def put_away(self) -> None:
         """Wait, with all bytes written, as a process can have only so many files open."""
         self.sync()
 
-    def publish(self) -> None:
+    def publish(self) -> None:  # noqa: B027
         """Appear, after `sync`."""
 
-    def unpublish(self) -> None:
+    def unpublish(self) -> None:  # noqa: B027
         """Undo `publish`; what it replaced is gone."""
 
-    def discard(self) -> None:
+    def discard(self) -> None:  # noqa: B027
         """Leave nothing; what was published stays."""
 
 
