@@ -444,12 +444,14 @@ def _listen(process: "subprocess.Popen[bytes]", told: int, seconds: float) -> by
 def _feed(process: "subprocess.Popen[bytes]", path: Path) -> None:
     """Put half of a file into standard input while all goes on."""
     assert process.stdin is not None
-    pipe, half = process.stdin.fileno(), path.read_bytes()[: path.stat().st_size // 2]
+    # A number of its own: that of `stdin` may soon be another process's.
+    pipe, half = os.dup(process.stdin.fileno()), path.read_bytes()[: path.stat().st_size // 2]
 
     def write(left: bytes = half) -> None:
         with contextlib.suppress(OSError):  # the command has ended
             while left:
                 left = left[os.write(pipe, left) :]
+        os.close(pipe)
 
     threading.Thread(target=write, daemon=True).start()
 

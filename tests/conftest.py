@@ -1,11 +1,14 @@
 """Networks to test with."""
 
+import io
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import internals
 import numpy as np
 import pytest
+from faulty_server import Server, serving
 from hypothesis import HealthCheck, settings
 
 import elsa_format as elsa
@@ -79,3 +82,32 @@ def to_file(tmp_path: Path) -> Callable[[bytes], Path]:
         return path
 
     return store
+
+
+@pytest.fixture
+def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """A server on loopback; clients do not wait long before they ask again.
+
+    Nor for an answer, where a module says how many seconds in TIMEOUT.
+    """
+    monkeypatch.setenv("no_proxy", "127.0.0.1,localhost")
+    if hasattr(request.module, "TIMEOUT"):
+        monkeypatch.setenv("ELSA_TIMEOUT", str(request.module.TIMEOUT))
+    monkeypatch.setattr(internals._http, "FIRST_PAUSE", 0.01)
+    with serving() as state:
+        yield state
+
+
+@pytest.fixture(scope="module")
+def content() -> bytes:
+    """An ELSA file of some 100 KB: more than the first request fetches."""
+    weights = np.random.default_rng(5).standard_normal((100, 250)).astype(np.float32)
+    written = io.BytesIO()
+    elsa.pack({"w": weights}, written, sparsities=[90, 50])
+    return written.getvalue()
+
+
+@pytest.fixture(scope="module")
+def level(content: bytes) -> dict[str, np.ndarray]:
+    """The sparsest level of the file."""
+    return elsa.open(io.BytesIO(content)).load(1)
