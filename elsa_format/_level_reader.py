@@ -40,12 +40,13 @@ class LevelReader(Closing):
         proof: "Proof | None" = None,
         tick: Callable[[int], object] | None = None,
         problem: Callable[[ChecksumMismatch], object] | None = None,
+        block: int | None = None,
     ) -> None:
         """Get ready to read what a level needs, or the `only` tensor that is wanted of it.
 
         Who reads all tensors by one reader has them proven when it finishes. Several readers share
         a `proof`, finished when all of them are. A tensor whose checksum is wrong raises, unless
-        somebody takes the `problem`.
+        somebody takes the `problem`. Blocks have so many bytes as `block` says.
         """
         self.network, self.name = network, network.name
         self._bytes = network.open(level, only)
@@ -56,6 +57,7 @@ class LevelReader(Closing):
             self._proof = Proof(network)
         self._tick, self._problem = tick, problem
         self._buffer: Block | None = None
+        self.block = block or self.block
 
     def blocks(self, info: TensorInfo, into: Block | None = None) -> Iterator[Block]:
         """A stored tensor's bytes: parts of `into`, or else blocks that overwrite one another."""
@@ -64,7 +66,7 @@ class LevelReader(Closing):
         expected = self.network.checksum(info.name, self._level) if self._verify else None
         checksum = xxhash.xxh3_64() if expected else None
         if into is None and self._buffer is None and info.nbytes:
-            self._buffer = take_block()
+            self._buffer = take_block(self.block)
         for at in range(0, info.nbytes, self.block):
             size = min(info.nbytes - at, self.block)
             block = self._buffer[:size] if into is None else into[at : at + size]  # type: ignore[index]

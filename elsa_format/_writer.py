@@ -378,9 +378,10 @@ def write(
         bits: Low bits of a weight that hold its counter. Default: as few as the levels take.
         per_level: Tensors that each level has its own of: for each name, one array per level.
         dense_metrics: What was measured of the dense network.
-        metrics: How the metrics of the levels and of the dense network were measured.
         metadata: Strings for the header.
         digests: Compute the digest of each level.
+        dense_errors: Standard errors of `dense_metrics`.
+        metrics: How the metrics of the levels and of the dense network were measured.
         force: Replace a file that exists.
 
     Returns:

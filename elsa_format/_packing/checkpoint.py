@@ -23,14 +23,14 @@ from elsa_format._errors import (
     MissingExtra,
     NoGraph,
     TensorMismatch,
-    Truncated,
 )
 from elsa_format._level_document import LevelFile
 from elsa_format._level_document import parse as parse_level
-from elsa_format._memory import BLOCK, give_block, take_block
+from elsa_format._level_reader import LevelReader
+from elsa_format._memory import BLOCK
 from elsa_format._network import open_level
 from elsa_format._profile import KEY
-from elsa_format._storage import Closing, fill
+from elsa_format._storage import Closing
 from elsa_format._storage.shards import read_index, shard_path
 
 FilePath = str | os.PathLike[str]
@@ -159,17 +159,9 @@ class SafetensorsCheckpoint(Checkpoint):
         return self._network.groups
 
     def blocks(self, name: str, size: int) -> Iterator[NDArray[np.uint8]]:
-        """Read along the file into one buffer."""
         info = self.tensors[name]
-        buffer = take_block(min(size, info.nbytes))
-        with self._network.open(only=info) as reader:
-            reader.seek(info)
-            for position in range(0, info.nbytes, size):
-                block = buffer[: min(size, info.nbytes - position)]
-                if missing := fill(reader, block.data):
-                    raise Truncated(f"{self.path}: tensor {name!r} ends {missing} bytes early")
-                yield block
-        give_block(buffer)
+        with LevelReader(self._network, only=info, verify=False, block=size) as reader:
+            yield from reader.blocks(info)
 
     def check_unchanged(self) -> None:
         self._network.check_unchanged()
