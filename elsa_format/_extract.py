@@ -7,7 +7,7 @@ from typing import Any
 from warnings import warn
 
 from elsa_format import _level_document
-from elsa_format._choose import check_layout, choose_level
+from elsa_format._choose import LevelChoice, Metrics, check_layout, choose_level
 from elsa_format._container.header import TensorInfo
 from elsa_format._container.index import is_index, is_url
 from elsa_format._container.json import parse_document
@@ -35,6 +35,8 @@ def extract(
     level: LevelLike | None = None,
     sparsity: Sparsity | None = None,
     max_size: int | None = None,
+    min: Metrics | None = None,
+    max: Metrics | None = None,
     layout: Layout = "dense",
     keep_levels: bool = False,
     restore: bool = False,
@@ -50,12 +52,14 @@ def extract(
 
     Of a level file, whose level need not be named, it is the way to another layout.
 
-    The level is given by number or name, or as the densest with at least a `sparsity` (percent,
-    a fraction below 1, or N:M), or as the densest whose file has at most `max_size` bytes. Source
-    and target are paths, URLs or binary streams; neither needs to seek. With `keep_levels` the
-    output stays an ELSA file that holds levels 1..level; it has no layout but dense. A network of
-    more than `max_bytes` is refused. Checksums are compared unless `verify` is
-    false, and on any error a target that is a file, here or in a store, is left as it was.
+    The level is given by number or name, or as the densest with at least a `sparsity` (percent, a
+    fraction below 1, or N:M), or as the densest whose file has at most `max_size` bytes, or as the
+    sparsest whose metrics are at least those of `min`, such as `{"accuracy": 0.9}`, and at most
+    those of `max`; with `max_size`, as the best of these that is small enough. Source and target
+    are paths, URLs or binary streams; neither needs to seek. With `keep_levels` the output stays an
+    ELSA file that holds levels 1..level; it has no layout but dense. A network of more than
+    `max_bytes` is refused. Checksums are compared unless `verify` is false, and on any error a
+    target that is a file, here or in a store, is left as it was.
 
     With `restore` (`whole` in earlier releases), the ELSA file of which a delivery file was made
     comes back byte for byte, and it returns "dense".
@@ -78,8 +82,9 @@ def extract(
     if whole is not None:
         warn("whole= is now restore=", DeprecationWarning, stacklevel=2)
         restore = whole
+    choice = LevelChoice(level=level, sparsity=sparsity, max_size=max_size, min=min, max=max)
     if restore:
-        if any(wish is not None for wish in (level, sparsity, max_size, max_shard_size)):
+        if choice.given or max_shard_size is not None:
             raise TypeError("restore goes with no level, sparsity, max_size or max_shard_size")
         if keep_levels or layout != "dense":
             raise TypeError("restore goes with the dense layout, and without keep_levels")
@@ -91,9 +96,7 @@ def extract(
     with open_network(source, along=True, max_bytes=max_bytes) as network:
         if layout != "dense" or sparsity is not None:
             network = counted(network)
-        number = choose_level(
-            network, level=level, sparsity=sparsity, max_size=max_size, layout=layout
-        )
+        number = choose_level(network, choice, layout=layout)
         check_layout(network, number, layout)
         several = names_file(target) and not is_url(os.fspath(target))
         meter = Meter(progress, network.header.data_size)

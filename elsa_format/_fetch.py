@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from elsa_format._choose import choose_level
+from elsa_format._choose import LevelChoice, Metrics, choose_level
 from elsa_format._container.index import Index, is_index, is_url
 from elsa_format._container.index import parse as parse_index
 from elsa_format._delivery.copy import Copy
@@ -19,7 +19,7 @@ from elsa_format._directory.target import names_directory, refuse_others
 from elsa_format._errors import InvalidOption, NoSuchLevel
 from elsa_format._network import Network, join_shards
 from elsa_format._network.stored import StoredNetwork
-from elsa_format._options import Limit, check_int
+from elsa_format._options import Limit
 from elsa_format._output import Place, is_special, localized, new_folders
 from elsa_format._profile import LevelLike, LevelNumber
 from elsa_format._storage import Source
@@ -53,6 +53,8 @@ def fetch(
     level: LevelLike | None = None,
     sparsity: Sparsity | None = None,
     max_size: int | None = None,
+    min: Metrics | None = None,
+    max: Metrics | None = None,
     upgrade: LevelLike | None = None,
     max_bytes: int | None = None,
     force: bool = False,
@@ -71,6 +73,9 @@ def fetch(
         level: The level: its number, its name, or "dense".
         sparsity: The densest level with at least this sparsity.
         max_size: The densest level that takes no more bytes to download.
+        min: The sparsest level whose metrics are at least these, such as `{"accuracy": 0.9}`; with
+            `max_size`, the best of them that takes no more bytes.
+        max: As `min`, of metrics that are at most these.
         upgrade: As `level`, for an `out` that must exist.
         max_bytes: Refuse headers, or tensors as dense arrays, that take more than this.
         force: Replace files that are there and differ; weights of other networks, too.
@@ -87,8 +92,9 @@ def fetch(
     >>> first.level, more.level, more.size > first.size
     (1, 2, True)
     """
-    limit, wishes = Limit(max_bytes), (level, sparsity, max_size, upgrade)
-    if sum(wish is not None for wish in wishes) != 1:
+    limit = Limit(max_bytes)
+    choice = LevelChoice(level=level, sparsity=sparsity, max_size=max_size, min=min, max=max)
+    if choice.given == (upgrade is not None):
         raise TypeError("give exactly one of level, sparsity, max_size, upgrade")
     source, target = localized(source), localized(os.fspath(out))
     if not is_url(source) and is_special(source):
@@ -142,8 +148,8 @@ def fetch(
         # What is there is looked at from here on: the weights, and with them all, are locked.
         wanted = missing(side, (output for _, output in places), force=force)
         extra = sum(file.entry.size for file in wanted)
-        level = level if upgrade is None else upgrade
-        part = _choose(network, copies, extra, level, sparsity, max_size)
+        choice = choice if upgrade is None else LevelChoice(level=upgrade)
+        part = _choose(network, copies, extra, choice)
         for copy in copies:
             copy.check(part)
         meter = Meter(progress, extra + sum(copy.missing(part) for copy in copies))
@@ -157,7 +163,7 @@ def fetch(
             _number(network, part),
             sum(file.entry.size for file in side) + sum(copy.have for copy in copies),
             transferred + sum(copy.transferred for copy in copies),
-            _number(network, min(copy.parts for copy in copies)),
+            _number(network, sorted(copy.parts for copy in copies)[0]),
         )
 
 
@@ -212,22 +218,25 @@ def _choose(
     network: Network,
     copies: list[Copy],
     extra: int,
-    level: LevelLike | None,
-    sparsity: Sparsity | None,
-    max_size: int | None,
+    choice: LevelChoice,
 ) -> int:
     """The last part to download; `extra` bytes come with it."""
     dense = len(network.profile.levels) + 1
-    if max_size is None:
-        number = choose_level(network, level=level, sparsity=sparsity)
-        return dense if number == "dense" else number
-    max_size, read = check_int("max_size", max_size, low=0), sum(copy.read for copy in copies)
+    read, max_size = sum(copy.read for copy in copies), choice.max_size
 
     def takes(part: int) -> int:
         """Bytes that are downloaded for a part, with those that have been: headers and heads."""
         lacking = extra + sum(copy.takes(part) for copy in copies)
         return read + lacking if lacking else 0
 
+    def part_of(number: LevelNumber) -> int:
+        return dense if number == "dense" else number
+
+    if max_size is None:
+        return part_of(choose_level(network, choice))
+    if choice.measured:
+        found = choice.within(network, lambda n: takes(part_of(n)), max_size, "bytes")
+        return part_of(found)
     for part in range(dense, 0, -1):
         if takes(part) <= max_size:
             return part

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from xxhash import xxh3_64
 
 from elsa_format import _kernels
-from elsa_format._choose import check_layout, choose_level
+from elsa_format._choose import LevelChoice, Metrics, check_layout, choose_level
 from elsa_format._container.header import TensorInfo, check_out
 from elsa_format._errors import InvalidOption, NoSuchTensor
 from elsa_format._layouts import FORMS, Bitmask, Csr, Layout, Nested
@@ -185,16 +185,22 @@ class File(Closing, Renewed):
         *,
         sparsity: Sparsity | None = None,
         max_size: int | None = None,
+        min: Metrics | None = None,
+        max: Metrics | None = None,
         layout: Layout = "dense",
     ) -> LevelNumber:
         """The densest level with at least a sparsity, or with at most a size as a file.
+
+        Or the sparsest with metrics of at least `min` and at most `max`, such as
+        `{"accuracy": 0.9}`; with `max_size`, the best of these that is small enough.
 
         >>> with open("net.safetensors") as file:
         ...     file.choose(sparsity="85%"), file.choose(max_size=5000, layout="bitmask")
         (2, 1)
         """
         network = self.network if layout == "dense" and sparsity is None else self._counted
-        return choose_level(network, sparsity=sparsity, max_size=max_size, layout=layout)
+        choice = LevelChoice(sparsity=sparsity, max_size=max_size, min=min, max=max)
+        return choose_level(network, choice, layout=layout)
 
     def tensor(
         self, name: str, level: LevelLike = "dense", *, out: NDArray[Any] | None = None

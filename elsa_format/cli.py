@@ -4,6 +4,7 @@ import contextlib
 import errno
 import functools
 import json
+import math
 import os
 import re
 import shlex
@@ -40,6 +41,7 @@ __all__ = [
     "SETTINGS",
     "VERSION",
     "LevelType",
+    "MetricType",
     "SizeType",
     "SparsityType",
     "answer",
@@ -50,6 +52,7 @@ __all__ = [
     "install_command",
     "keep_apart",
     "level_options",
+    "metric_options",
     "needs_extra",
     "one_level",
     "progress",
@@ -171,8 +174,27 @@ class SparsityType(click.ParamType):  # type: ignore[type-arg]
             self.fail(str(error), param, ctx)
 
 
+class MetricType(click.ParamType):  # type: ignore[type-arg]
+    """A metric and a number: accuracy=0.93."""
+
+    name = "name=value"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[str, float]:
+        if isinstance(value, tuple):
+            return value
+        name, _, number = value.rpartition("=")
+        try:
+            found = float(number) if name and number.isascii() and "_" not in number else math.nan
+        except ValueError:
+            found = math.nan
+        if not math.isfinite(found):
+            self.fail(f"{value!r} is not a metric and a number, such as accuracy=0.93", param, ctx)
+        return name, found
+
+
 def level_options(function: F) -> F:
-    """How a level is chosen: by number or name, by sparsity, by size."""
+    """How a level is chosen: by number or name, by sparsity, by size, by metrics."""
+    function = metric_options(function)
     for option in (
         click.option(
             "--max-size", type=SizeType(), help="The densest level whose file is not larger."
@@ -193,10 +215,32 @@ def level_options(function: F) -> F:
     return function
 
 
-def one_level(options: Mapping[str, Any]) -> None:
-    """Refuse two ways to choose a level; whether one is needed, the file tells."""
-    if sum(options[name] is not None for name in ("level", "sparsity", "max_size")) > 1:
-        raise click.UsageError("Give one of --level, --sparsity and --max-size.")
+def metric_options(function: F) -> F:
+    """How a level is chosen by its metrics."""
+
+    def mapping(ctx: Any, param: click.Parameter, pairs: Sequence[tuple[str, float]]) -> Any:
+        if len(dict(pairs)) < len(pairs):
+            raise click.BadParameter("the same metric twice", ctx, param)
+        return dict(pairs) or None
+
+    for keyword, bound in (("max", "no more than this"), ("min", "at least this")):
+        function = click.option(
+            f"--{keyword}",
+            keyword,
+            type=MetricType(),
+            multiple=True,
+            callback=mapping,
+            help=f"The sparsest level whose metric is {bound}; with a limit of bytes or time, the "
+            "best that keeps it.",
+        )(function)
+    return function
+
+
+def one_level(options: Mapping[str, Any]) -> bool:
+    """Refuse two ways to choose a level; whether one is given. If one is needed, the file tells."""
+    from elsa_format._choose import LevelChoice  # only here, as it takes long to import
+
+    return LevelChoice.of(options).given
 
 
 def shard_size_option(function: F) -> F:

@@ -3,7 +3,7 @@
 These names are as public as those of `elsa_format` itself; its modules with an underscore are not.
 """
 
-from elsa_format._choose import choose_level
+from elsa_format._choose import LevelChoice, choose_level
 from elsa_format._container.dtypes import DTYPES, Dtype, of_array
 from elsa_format._container.header import TensorInfo, as_array
 from elsa_format._container.index import is_index, is_url
@@ -35,6 +35,7 @@ __all__ = [
     "Contents",
     "Dtype",
     "Exchange",
+    "LevelChoice",
     "LevelLike",
     "LevelNumber",
     "LevelReader",

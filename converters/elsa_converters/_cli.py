@@ -154,13 +154,15 @@ def export(
     \b
     elsa-export net.safetensors --onnx net.onnx --level 2 -o level2.onnx
     elsa-export net.safetensors --onnx net.onnx --sparsity 90 --sparse -o small.onnx
+    elsa-export net.safetensors --onnx net.onnx --min accuracy=0.9 -o small.onnx
     elsa-export net.safetensors --onnx net.onnx --level 1 --fast -o fast.onnx
     elsa-export net.safetensors --onnx net.onnx --max-latency 5ms --fast -o fast.onnx
     elsa-export net.safetensors --onnx net.onnx --all-levels -o levels.onnx
     """
-    one_level(options)
+    chosen = one_level(options)
     wishes = [name for name in ("level", "sparsity", "max_size") if options[name] is not None]
-    if len(wishes) + (max_latency is not None) + all_levels > 1:
+    others_given = bool(wishes) + (max_latency is not None)
+    if others_given > 1 or (all_levels and (chosen or others_given)):
         raise click.UsageError(
             "Give one of --level, --sparsity, --max-size, --max-latency and --all-levels."
         )
@@ -184,7 +186,9 @@ def export(
     axes = onnx.measured_axes(template, options["sizes"]) if timed else {}
     try:
         if max_latency is not None:
-            measured = {name: options[name] for name in ("fast", "threads", "sizes", "max_bytes")}
+            names = ("fast", "threads", "sizes", "max_bytes")
+            measured = {name: options[name] for name in names}
+            measured |= {name: options.pop(name) for name in ("min", "max")}
             options["level"] = onnx.level_within(source, template, max_latency, **measured)
         if all_levels:
             given = {"level_input": level_input, "max_bytes": options["max_bytes"]}

@@ -51,14 +51,13 @@ def command(
     elsa-extract bert-elsa --level 2 -o bert-80
     elsa-extract net.safetensors --sparsity 90 --layout bitmask -o small.safetensors
     elsa-extract net.safetensors --max-size 20MB --layout csr -o small.safetensors
+    elsa-extract net.safetensors --min accuracy=0.9 -o small.safetensors
     cat net.safetensors | elsa-extract - --level 1 -o - > level1.safetensors
     elsa-extract s3://bucket/net.safetensors --level 1 -o s3://bucket/level1.safetensors
     elsa-extract small.safetensors --layout dense -o level3.safetensors
     elsa-extract net.ship.safetensors --restore -o net.safetensors
     """
-    cli.one_level(options)
-    names = ("level", "sparsity", "max_size", "max_shard_size")
-    wishes = [name for name in names if options[name] is not None]
+    wishes = cli.one_level(options) or options["max_shard_size"] is not None
     if options["restore"] and (wishes or options["keep_levels"] or options["layout"] != "dense"):
         raise click.UsageError(
             "--restore gives the network as it was; it takes no level, layout or shard size."

@@ -26,6 +26,7 @@ from elsa_format import cli, fetch
     help="The densest level with at least this many zeros: 90, 0.9, 90% or 2:4.",
 )
 @click.option("--max-size", type=cli.SizeType(), help="The densest level that takes no more bytes.")
+@cli.metric_options
 @click.option("--upgrade", type=cli.LevelType(), help="As --level, for an OUT that exists.")
 @cli.MAX_BYTES
 @cli.FORCE
@@ -46,10 +47,10 @@ def command(source: str, target: str, as_json: bool, quiet: bool, **options: Any
     elsa-fetch https://host/net.ship.safetensors --level 1 -o net.ship.safetensors
     elsa-fetch https://host/net.ship.safetensors --upgrade 2 -o net.ship.safetensors
     elsa-fetch https://host/net.ship.safetensors --max-size 20MB -o net.ship.safetensors
+    elsa-fetch https://host/net.ship.safetensors --min accuracy=0.9 -o net.ship.safetensors
     elsa-fetch https://host/model/ --level 1 -o model
     """
-    names = ("level", "sparsity", "max_size", "upgrade")
-    if sum(options[name] is not None for name in names) != 1:
+    if cli.one_level(options) == (options["upgrade"] is not None):
         raise click.UsageError("Give one of --level, --sparsity, --max-size and --upgrade.")
     if target == "-":
         raise click.UsageError("-o - is standard output, but OUT grows in place: name a file.")

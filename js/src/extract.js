@@ -7,7 +7,7 @@ import { makeKernels } from './kernels.js'
 import { LAYOUT, partsOf } from './layouts.js'
 import { masked, onlyOne, wantedNames } from './load.js'
 import { withNetwork } from './network.js'
-import { chooseLevel, ownMetadata } from './profile.js'
+import { ownMetadata, pickLevel } from './profile.js'
 import { report, sifter } from './words.js'
 import { compareText, writeJson } from './written.js'
 
@@ -64,7 +64,7 @@ export function extractTo(source, write, options, begin) {
   return withNetwork(source, options, async ({ parts }) => {
     const part = onlyOne(parts)
     const { profile } = part
-    const level = chooseLevel(profile, options.level)
+    const level = pickLevel(profile, options)
     const { head, places, size } = planLevel(part, level, options.layout ?? 'dense')
     begin?.(size)
     await write(head, 0)

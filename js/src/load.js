@@ -3,7 +3,7 @@ import { bitsOf } from './dtypes.js'
 import { fail } from './errors.js'
 import { makeKernels } from './kernels.js'
 import { withNetwork } from './network.js'
-import { chooseLevel, isReserved, storedName } from './profile.js'
+import { isReserved, pickLevel, storedName } from './profile.js'
 import { countWords } from './sift.js'
 import { checkCount, report } from './words.js'
 
@@ -12,12 +12,12 @@ import { checkCount, report } from './words.js'
 /** @import { Entry, Header } from './header.js' */
 /** @import { Kernels } from './kernels.js' */
 /** @import { Network } from './network.js' */
-/** @import { LevelChoice, Profile } from './profile.js' */
+/** @import { Profile, Wanted } from './profile.js' */
 /** @import { Source } from './source.js' */
 /** @import { Findings } from './words.js' */
 
 /**
- * @typedef {ReadOptions & {level: LevelChoice, verify?: boolean}} LoadOptions
+ * @typedef {ReadOptions & Wanted & {verify?: boolean}} LoadOptions
  *   `verify: false` leaves the checksums out
  */
 
@@ -100,8 +100,8 @@ export function onlyOne([file, ...others]) {
  * @param {(entry: Entry, name: string) => Visitor} take gets the stored tensor, its name in the level, and then the pieces
  * @returns {Promise<number | 'dense'>}
  */
-async function readLevel({ profile: whole, parts }, { level: choice, verify = true }, take) {
-  const level = chooseLevel(whole, choice)
+async function readLevel({ profile: whole, parts }, { verify = true, ...wanted }, take) {
+  const level = pickLevel(whole, wanted)
   const kernels = makeKernels()
   /** @type {Findings} */
   const findings = []

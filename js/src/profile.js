@@ -74,6 +74,33 @@ export const ownMetadata = headers => new Map([...headers].reverse().flatMap(({ 
  */
 
 /**
+ * What a level has to have.
+ * @typedef {object} Wanted
+ * @property {LevelChoice} [level]
+ * @property {Record<string, number>} [min] metrics of the level, the sparsest that has them: at least these
+ * @property {Record<string, number>} [max] and at most these
+ */
+
+/**
+ * @param {Profile} profile
+ * @param {Wanted} wanted
+ * @returns {number | 'dense'}
+ */
+export function pickLevel(profile, { level, min = {}, max = {} }) {
+  /** @type {[name: string, bound: number, sign: number, worse: string][]} */
+  const bounds = [...Object.entries(min).map(([name, bound]) => /** @type {any} */ ([name, bound, 1, 'lower'])), ...Object.entries(max).map(([name, bound]) => [name, bound, -1, 'higher'])]
+  if (!bounds.length) return chooseLevel(profile, /** @type {LevelChoice} */ (level))
+  if (level !== undefined) fail('InvalidOption', 'a level and its metrics, expected one of them')
+  const all = [...profile.levels, { level: /** @type {const} */ ('dense'), ...profile.dense }]
+  for (const [name, , , worse] of bounds) {
+    if (Object.hasOwn(profile.metrics, name) && profile.metrics[name].better === worse) fail('InvalidOption', say`${worse} ${name} is better, expected ${worse === 'lower' ? 'max' : 'min'}`)
+    if (!all.some(({ metrics }) => Object.hasOwn(metrics, name))) fail('NoSuchLevel', say`no level records ${name}, expected it of some: elsa-record records it`)
+  }
+  const found = all.find(({ metrics }) => bounds.every(([name, bound, sign]) => Object.hasOwn(metrics, name) && sign * metrics[name] >= sign * bound))
+  return found?.level ?? fail('NoSuchLevel', say`levels have ${all.map(({ metrics }) => bounds.map(([name]) => Object.hasOwn(metrics, name) ? metrics[name] : null))}, expected ${bounds.map(([name, bound, sign]) => `${name} ${sign > 0 ? '>=' : '<='} ${bound}`)}`)
+}
+
+/**
  * @param {Profile} profile
  * @param {LevelChoice} choice
  * @returns {number | 'dense'}

@@ -48,6 +48,22 @@ test('a level by number, name, or a function of the profile', async () => {
   }
 })
 
+test('the sparsest level that has a metric', async () => {
+  const file = await readFile(new URL('metrics.safetensors', url))
+  const level = async wanted => (await elsa.load(file, wanted)).level
+  assert.equal(await level({ min: { 10: 0.25 } }), 1)
+  assert.equal(await level({ min: { accuracy: 1 } }), 'dense')
+  assert.equal(await level({ max: { accuracy: 1 } }), 'dense') // no direction is recorded
+  assert.equal((await elsa.inspect(file)).profile.metrics.loss.better, 'lower')
+  const refused = (wanted, code, message) => assert.rejects(level(wanted), { code, message })
+  await refused({ min: { accuracy: 1.5 } }, 'NoSuchLevel', 'levels have [[null],[null],[1]], expected ["accuracy >= 1.5"]')
+  await refused({ min: { accuracy: 1, 10: 0 } }, 'NoSuchLevel', /^levels have \[\[0.25,null\]/)
+  await refused({ min: { accuracy: NaN } }, 'NoSuchLevel', /^levels have/)
+  await refused({ min: { valueOf: 1 } }, 'NoSuchLevel', /^no level records "valueOf", .*elsa-record/)
+  await refused({ max: { 10: 1 } }, 'InvalidOption', '"higher" "10" is better, expected "min"')
+  await refused({ level: 1, min: { 10: 0 } }, 'InvalidOption', 'a level and its metrics, expected one of them')
+})
+
 test('a source is cancelled when it is no longer wanted', async () => {
   for (const use of [
     source => elsa.inspect(source),

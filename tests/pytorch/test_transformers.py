@@ -390,3 +390,12 @@ def test_options_that_do_not_exist() -> None:
     assert hf.quantizers.auto.AutoQuantizationConfig.from_dict(stored).to_dict() == stored
     with pytest.raises(InvalidOption, match="no option 'levle'"):
         hf.quantizers.auto.AutoQuantizationConfig.from_dict({**stored, "levle": 1})
+
+
+def test_a_level_by_its_metrics(tmp_path: Path) -> None:
+    packed = make("gpt2", tmp_path, torch.float32)
+    with pytest.raises(elsa_format.NoSuchLevel, match="no level records accuracy"):
+        load("gpt2", packed, quantization_config=ElsaConfig(min={"accuracy": 0.5}))
+    with pytest.raises(elsa_format.ConflictingOptions):
+        ElsaConfig(level=1, max={"loss": 2})
+    assert ElsaConfig().level == "dense"

@@ -37,7 +37,7 @@ from elsa_format import (
     TensorInfo,
     TensorMismatch,
 )
-from elsa_format.plugins import LevelLike, LevelNumber
+from elsa_format.plugins import LevelChoice, LevelLike, LevelNumber, choose_level
 
 
 class Network:
@@ -91,6 +91,10 @@ class Network:
     def level_of(self, level: LevelLike) -> LevelNumber:
         """The level that is meant: its number, or "dense"."""
         return level_of(self.files[0], level)
+
+    def choose(self, choice: LevelChoice) -> LevelNumber:
+        """The level that is wanted."""
+        return choose_level(self.files[0].network, choice)
 
     def dtype(self, names: Iterable[str]) -> torch.dtype:
         """The dtype in which tensors that become one are stored."""

@@ -1,5 +1,6 @@
 """`from_pretrained` at a level, through the plug-ins that transformers has for quantization."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,14 +16,15 @@ import elsa_format
 from elsa_converters.transformers._fetched import EXTRACT, load_fetched_directories
 from elsa_converters.transformers._levels import LEVELS, ModelLevels, Network, places_of
 from elsa_format import InvalidCheckpoint, InvalidOption, TensorMismatch
-from elsa_format.plugins import LevelLike, LevelNumber
+from elsa_format.plugins import LevelChoice, LevelLike, LevelNumber
 
 
 @register_quantization_config("elsa")
 class ElsaConfig(QuantizationConfigMixin):
     """Which level `from_pretrained` is to load: a number, a name, or "dense".
 
-    `verify=False` does without the comparison with the files' checksums.
+    Or the sparsest level with metrics of at least `min`, such as `{"accuracy": 0.9}`, and at most
+    `max`. `verify=False` does without the comparison with the files' checksums.
 
     >>> ElsaConfig(level=2).level
     2
@@ -30,17 +32,22 @@ class ElsaConfig(QuantizationConfigMixin):
 
     def __init__(
         self,
-        level: LevelLike = "dense",
+        level: LevelLike | None = None,
         verify: bool = True,
         quant_method: str = "elsa",  # as transformers reads it from config.json
+        min: Mapping[str, float] | None = None,
+        max: Mapping[str, float] | None = None,
         **unknown: Any,
     ) -> None:
         if unknown:
             raise InvalidOption(
-                f"ElsaConfig has no option {sorted(unknown)[0]!r}; it has level and verify"
+                f"ElsaConfig has no option {sorted(unknown)[0]!r}; it has level, min, "
+                "max and verify"
             )
         self.quant_method = quant_method
-        self.level, self.verify = level, verify
+        self.level = "dense" if level is None and not (min or max) else level
+        self.verify, self.min, self.max = verify, min, max
+        LevelChoice.of(vars(self))
 
 
 @register_quantizer("elsa")
@@ -69,7 +76,8 @@ class ElsaQuantizer(HfQuantizer):
         self.extracted = TemporaryDirectory(prefix="elsa-", ignore_cleanup_errors=True)
         level = Path(self.extracted.name, "model.safetensors")
         try:
-            elsa_format.extract(source, level, level=config.level, verify=config.verify)
+            wanted = {"level": config.level, "min": config.min, "max": config.max}
+            elsa_format.extract(source, level, verify=config.verify, **wanted)
         except BaseException:
             self.extracted.cleanup()
             raise
@@ -84,7 +92,7 @@ class ElsaQuantizer(HfQuantizer):
         config = self.quantization_config
         if self.extracted is None:
             self.network = Network(files)
-        self.level = self.network.level_of(config.level)
+        self.level = self.network.choose(LevelChoice.of(vars(config)))
         if config.verify:
             self.network.verify()
         # Variants of per-level tensors are nothing to warn of.

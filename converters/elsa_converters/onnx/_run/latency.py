@@ -13,7 +13,7 @@ from elsa_converters.onnx._fast.timing import (
 )
 from elsa_converters.onnx._level.read import Template, open_level
 from elsa_format import NoSuchLevel
-from elsa_format.plugins import LevelNumber, Source, open_network
+from elsa_format.plugins import LevelChoice, LevelNumber, Source, open_network
 
 
 def level_within(
@@ -25,10 +25,14 @@ def level_within(
     threads: int | None = None,
     sizes: Mapping[str, int] | None = None,
     max_bytes: int | None = None,
+    min: Mapping[str, float] | None = None,
+    max: Mapping[str, float] | None = None,
 ) -> LevelNumber:
     """The densest level, or "dense", that runs in so many seconds at most.
 
-    Levels are tried from the dense network on; `fast` and `max_bytes` as for `export`.
+    Levels are tried from the dense network on; `fast` and `max_bytes` as for `export`. With metrics
+    of at least `min`, such as `{"accuracy": 0.9}`, and at most `max`: the best of the levels that
+    have them, or of those that equal it within their standard errors, the sparsest.
 
     >>> level_within("net.safetensors", "net.onnx", 10.0)
     'dense'
@@ -36,14 +40,20 @@ def level_within(
     fast = check_fast(fast)
     check_threads(threads)
     refuse_unmeasurable(fast)
+    choice = LevelChoice(min=min, max=max)
     with open_network(source, max_bytes=max_bytes) as network:
         levels = network.available
+
+        def takes(level: LevelNumber) -> float:
+            session = _session(source, template, level, fast, threads, sizes)
+            feeds = example_inputs(session, sizes, str(template))
+            return shortest_times([session], feeds)[0]
+
+        if choice.measured:
+            return choice.within(network, lambda n: takes(n) * 1e3, max_latency * 1e3, "ms here")
     times = {}
     for level in reversed(levels):
-        session = _session(source, template, level, fast, threads, sizes)
-        feeds = example_inputs(session, sizes, str(template))
-        (times[level],) = shortest_times([session], feeds)
-        del session
+        times[level] = takes(level)
         if times[level] <= max_latency:
             return level
     shown = ", ".join(

@@ -24,6 +24,7 @@ from elsa_converters.onnx._write.places import location_of
 from elsa_format import InvalidOption, NoSuchLevel
 from elsa_format.levels import Sparsity
 from elsa_format.plugins import (
+    LevelChoice,
     LevelLike,
     LevelNumber,
     Network,
@@ -46,7 +47,7 @@ from elsa_format.plugins import (
 class ExportOptions:
     """How `export` makes a model of a level; every field is a keyword of `export`, too.
 
-    The level is given by one of `level`, `sparsity` and `max_size`.
+    The level is given by one of `level`, `sparsity` and `max_size`, or by `min` and `max`.
 
     >>> small = ExportOptions(sparsity=0.9, sparse=True)
     >>> export("net.safetensors", "net.onnx", "small.onnx", small)
@@ -59,6 +60,11 @@ class ExportOptions:
     """The densest level with at least this sparsity: percent, a fraction below 1, or N:M."""
     max_size: int | None = None
     """The densest level whose model has at most so many bytes."""
+    min: Mapping[str, float] | None = None
+    """The sparsest level whose metrics are at least these, such as `{"accuracy": 0.9}`; with
+    `max_size`, the best of them that is small enough."""
+    max: Mapping[str, float] | None = None
+    """As `min`, of metrics that are at most these."""
     sparse: bool = False
     """Write sparse initializers where they are smaller."""
     fold: bool = False
@@ -80,7 +86,13 @@ class ExportOptions:
     max_bytes: int | None = None
     """Refuse a larger network."""
 
+    @property
+    def choice(self) -> LevelChoice:
+        """Which level is wanted."""
+        return LevelChoice.of(vars(self))
+
     def __post_init__(self) -> None:
+        LevelChoice.of(vars(self))
         check_fast(self.fast)
         check_threads(self.threads)
         if self.fast is not False and self.max_size is not None:
@@ -179,16 +191,21 @@ def describe_level(proto: ModelProto, network: Network, level: LevelNumber) -> N
 
 
 def _choose(options: ExportOptions, binding: Binding) -> LevelNumber:
-    level, sparsity, max_size = options.level, options.sparsity, options.max_size
-    if max_size is None or level is not None or sparsity is not None:
-        return choose_level(binding.network, level=level, sparsity=sparsity, max_size=max_size)
-    network = binding.network
+    choice, network, max_size = options.choice, binding.network, options.max_size
+    if max_size is None:
+        return choose_level(network, choice)
+
+    def takes(number: LevelNumber) -> int:
+        describe_level(binding.proto, network, number)
+        return model_size(binding.proto, _entries(binding, number, options.sparse))
+
+    if choice.measured:
+        return choice.within(network, takes, max_size, "bytes")
     sizes: dict[LevelNumber, int] = {}
     numbers = [level.number for level in network.profile.levels]
     tried: list[LevelNumber] = ["dense", *reversed(numbers)]
     for number in tried:
-        describe_level(binding.proto, network, number)
-        sizes[number] = model_size(binding.proto, _entries(binding, number, options.sparse))
+        sizes[number] = takes(number)
         if sizes[number] <= max_size:
             return number
     smallest = f"level {numbers[0]} takes {sizes[numbers[0]]}"
