@@ -500,7 +500,7 @@ def plain_numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:
     return {name: plain_number(value) for name, value in dict(metrics).items()}
 
 
-def check_levels(
+def check_level_table(
     levels: Sequence[Level],
     dense_metrics: Mapping[str, float],
     dense_errors: Mapping[str, float],

@@ -35,7 +35,7 @@ from elsa_format._profile import (
     Level,
     MetricInfo,
     Profile,
-    check_levels,
+    check_level_table,
     join_profiles,
     plain_number,
     plain_numbers,
@@ -123,7 +123,7 @@ class Contents:
             dense_metrics=plain_numbers(self.dense_metrics),
             dense_errors=plain_numbers(self.dense_errors),
         )
-        check_levels(
+        check_level_table(
             contents.table(Totals((0,) * len(levels), None)),
             contents.dense_metrics,
             contents.dense_errors,
