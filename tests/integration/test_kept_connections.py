@@ -65,10 +65,12 @@ def test_a_cut_connection_is_not_used_again(content: bytes) -> None:
 
 def test_bytes_that_nobody_asked_for_are_no_answer(content: bytes) -> None:
     def with_more(request: Request) -> object:
+        answered, request.wfile = request.wfile, io.BytesIO()
         request.answer(request.server_state.files[request.path])
-        request.wfile.write(b"HTTP/1.1 206 Partial Content\r\nContent-Length: 9\r\n\r\nmalicious")
-        request.wfile.flush()
-        request.close_connection = False
+        answer, request.wfile = request.wfile.getvalue(), answered
+        more = b"HTTP/1.1 206 Partial Content\r\nContent-Length: 9\r\n\r\nmalicious"
+        request.wfile.write(answer[:-1])
+        request.wfile.write(answer[-1:] + more)  # as one, so that they come together
         return DONE
 
     level = elsa.open(io.BytesIO(content)).load(1)
