@@ -87,7 +87,7 @@ NAMES = {
     "elsa_format._level_reader": "LevelReader",
     "elsa_format._memory": "ARENA LARGE LINE MEMORY_BLOCK Arena give_block take_block",
     "elsa_format._network": "open_network",
-    "elsa_format._output": "open_output",
+    "elsa_format._output": "Transaction open_output",
     "elsa_format._output.atomic": "AtomicFile",
     "elsa_format._packing.checkpoint": "ArrayCheckpoint",
     "elsa_format._packing.layers": "empty_layers input_axes layer_kind",

@@ -46,6 +46,9 @@ class Transaction(contextlib.ExitStack):
     Neither file systems nor stores name several files at once, so the order makes up for it, even
     if the power fails: the last is there only while all others are. If that is an index, an old one
     goes first. What is not committed when the block ends leaves nothing.
+
+    Args:
+        force: Replace files that exist.
     """
 
     def __init__(self, *, force: bool = False) -> None:
@@ -115,8 +118,8 @@ class Transaction(contextlib.ExitStack):
             except BaseException:
                 self.unpublish()
                 raise
-        for output in outputs:
-            output.discard()
+            for output in outputs:
+                output.discard()
 
     # The steps of `commit`, for processes that take each together.
 

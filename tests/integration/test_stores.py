@@ -249,6 +249,7 @@ def test_model_directories(dense: Path, bucket: Bucket, tmp_path: Path) -> None:
     (model / "model.safetensors").write_bytes(dense.read_bytes())
     (model / "config.json").write_text("{}")
     (model / "sub" / "words.txt").write_text("a b")
+    (model / "sub" / "empty.txt").write_text("")
     here = tmp_path / "here"
     elsa.pack(model, here, sparsities=[90, 50])
     elsa.pack(model, f"{BUCKET}/packed", sparsities=[90, 50])
@@ -454,6 +455,7 @@ def test_a_source_that_fails_late(
     damaged.write_bytes(content)
     with pytest.raises(elsa.ChecksumMismatch):
         elsa.extract(damaged, f"{store}/x.safetensors", level=1, layout=layout)
+    assert "begin" not in bucket.server.whats()
     assert not fsspec.filesystem(store[: store.index(":")]).exists(f"{store}/x.safetensors")
     assert (bucket.names, bucket.uploads) == ([], [])
 

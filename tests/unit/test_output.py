@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import windows
-from internals import AtomicFile, open_output
+from internals import AtomicFile, Transaction, open_output
 from internals import _atomic as atomic
 
 import elsa_format as elsa
+from elsa_format.plugins import commit_outputs
 
 
 def no_links(*arguments: Any, **options: Any) -> None:
@@ -164,3 +165,64 @@ def test_interruption_leaves_nothing(
                 output.commit()
         assert os.listdir(tmp_path) in ([], ["out"])
         (tmp_path / "out").unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("fails_at", range(4))
+def test_outputs_of_a_transaction_appear_in_order_or_not_at_all(
+    tmp_path: Path, temporary: str, monkeypatch: pytest.MonkeyPatch, fails_at: int
+) -> None:
+    """The index is the last, though it was opened first; what has appeared goes again."""
+    appeared: list[str] = []
+    publish = AtomicFile.publish
+
+    def failing(self: Any) -> None:
+        if len(appeared) == fails_at:
+            raise OSError(errno.ENOSPC, "No space left on device", self.name)
+        publish(self)
+        appeared.append(os.path.basename(self.name))
+
+    monkeypatch.setattr(AtomicFile, "publish", failing)
+    whole = fails_at == 3
+    with (
+        Transaction() as transaction,
+        contextlib.nullcontext() if whole else pytest.raises(OSError, match="No space left"),
+    ):
+        transaction.open_index(tmp_path / "index").write_at(0, b"ab")
+        for name in ("b", "a"):
+            transaction.open(tmp_path / name).write_at(0, name.encode())
+        assert not (tmp_path / "index").exists()
+        transaction.commit()
+    assert appeared == ["b", "a", "index"][:fails_at]
+    assert sorted(os.listdir(tmp_path)) == (["a", "b", "index"] if whole else [])
+
+
+def test_a_transaction_without_a_commit_leaves_nothing(tmp_path: Path, temporary: str) -> None:
+    with Transaction() as transaction:
+        transaction.make_folder(tmp_path / "new" / "folder" / "a")
+        transaction.open(tmp_path / "new" / "folder" / "a").write_at(0, b"a")
+    assert os.listdir(tmp_path) == []
+
+
+def test_an_old_index_goes_before_what_it_names(
+    tmp_path: Path, temporary: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("index", "shard"):
+        (tmp_path / name).write_text("old")
+    monkeypatch.setattr(AtomicFile, "publish", no_links)
+    with Transaction(force=True) as transaction:
+        transaction.open_index(tmp_path / "index")
+        transaction.open(tmp_path / "shard")
+        with pytest.raises(PermissionError):
+            transaction.commit()
+    assert os.listdir(tmp_path) == ["shard"]
+    assert (tmp_path / "shard").read_text() == "old"
+
+
+def test_commit_outputs_of_earlier_releases_works(tmp_path: Path) -> None:
+    with (
+        open_output(tmp_path / "a") as first,
+        open_output(tmp_path / "b") as second,
+        pytest.warns(DeprecationWarning, match=r"commit_outputs is now Transaction\.commit"),
+    ):
+        commit_outputs([first, second])
+    assert sorted(os.listdir(tmp_path)) == ["a", "b"]
