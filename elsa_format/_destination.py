@@ -8,8 +8,8 @@ from typing import Any
 
 from elsa_format._container.header import TensorInfo
 from elsa_format._container.index import index_bytes, is_index, is_url, shard_names
-from elsa_format._directory import candidates_of, weights_file
-from elsa_format._directory.target import DirectoryTarget
+from elsa_format._directory import weights_file
+from elsa_format._directory.target import DirectoryTarget, weights_in
 from elsa_format._errors import ConflictingOptions, RemoteError
 from elsa_format._options import check_int
 from elsa_format._output import Output, Place, Target, Transaction, is_special, localized
@@ -114,30 +114,23 @@ def written_size(target: Place) -> int | None:
     target = weights_file(localized(target))
     if is_url(target):
         with contextlib.suppress(RemoteError):  # gone already
-            return _stored_size(_stored_weights(os.fspath(target)))
+            return _size(_stored_weights(os.fspath(target)))
         return None
     if is_special(target) or not os.path.exists(target):  # or gone already
         return None
-    size = os.path.getsize(target)
-    if is_index(target):
-        size += sum(os.path.getsize(Path(target).parent / n) for n in read_index(target)[0].files)
-    return size
+    return _size(target)
 
 
 def _stored_weights(url: str) -> str:
     """A file in a store; of a folder, the one with the weights."""
-    if url.endswith(".safetensors") or is_index(url):
-        return url
-    from elsa_format._storage.fsspec import list_store  # only where there are stores
-
-    found = candidates_of(list_store(url))
+    found = [] if url.endswith(".safetensors") or is_index(url) else weights_in(url)
     return f"{url.rstrip('/')}/{found[0]}" if len(found) == 1 else url
 
 
-def _stored_size(url: Place) -> int:
-    """Bytes of a file in a store, of an index with its shards."""
-    with contextlib.closing(open_storage(url)) as storage:
+def _size(place: Place) -> int:
+    """Bytes of a file, of an index with its shards."""
+    with contextlib.closing(open_storage(place)) as storage:
         size = storage.size or 0
-    if is_index(url):
-        size += sum(_stored_size(sibling(url, name)) for name in read_index(url)[0].files)
+    if is_index(place):
+        size += sum(_size(sibling(place, name)) for name in read_index(place)[0].files)
     return size

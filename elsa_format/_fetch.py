@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elsa_format._choose import LevelChoice, Metrics, choose_level
-from elsa_format._container.index import Index, is_index, is_url
+from elsa_format._container.index import Index, is_index, is_url, shown
 from elsa_format._container.index import parse as parse_index
 from elsa_format._delivery.copy import Copy
 from elsa_format._directory.fetched import SideFile, find_folder, missing
@@ -100,10 +100,8 @@ def fetch(
     if not is_url(source) and is_special(source):
         raise InvalidOption(f"{os.fspath(source)}: a pipe cannot be resumed")
     if is_url(target):
-        from elsa_format._storage.http_client import redact  # only where there are URLs
-
         raise InvalidOption(
-            f"{redact(target)}: a download grows in place; fetch to a local path, "
+            f"{shown(target)}: a download grows in place; fetch to a local path, "
             "and copy it with the store's own tool, such as aws s3 cp"
         )
     if is_special(target):
@@ -120,7 +118,7 @@ def fetch(
         sources: list[Place] = folder.places() if folder else [source]
         if folder is not None and into:
             side = folder.side_files(path)
-            refuse_others(path, folder.weights_name)
+            refuse_others(os.fspath(path), folder.weights_name)
             path = path / folder.weights_name
         places: list[tuple[Place, Path]] = [(source, path)]
         files = [file.path for file in side]

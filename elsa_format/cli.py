@@ -18,7 +18,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from elsa_format import __version__
-from elsa_format._container.index import is_index, is_url
+from elsa_format._container.index import is_index, is_url, shown
 from elsa_format._destination import written_size
 from elsa_format._directory.target import goes_to_directory
 from elsa_format._errors import ElsaError, MissingExtra, escape
@@ -415,15 +415,6 @@ def _give_up(stream: Any) -> None:
     if stream is not None and stream in (sys.__stdout__, sys.__stderr__):  # not a test's
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
-def shown(target: str) -> str:
-    """A target as people are told of it: of a URL, without what may be secret."""
-    if not is_url(target):
-        return target
-    from elsa_format._storage.http_client import redact  # only where there are URLs
-
-    return redact(target)
 
 
 def standard_input() -> IO[bytes]:

@@ -16,6 +16,8 @@ SUFFIX = ".index.json"
 _INDEX = re.compile(r"(.*)\.index((?:\.[^./\\]+)*)\.json", re.DOTALL)
 """The weights' name and their variant, if there is one."""
 
+AUTHORITY = re.compile(r"(\[[^\[\]]*\]|[^:\[\]]*)(?::(.*))?")
+"""Host and port of a URL."""
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]+://")
 
 
@@ -26,6 +28,29 @@ def is_url(source: object) -> bool:
     (True, False)
     """
     return isinstance(source, str) and _URL.match(source) is not None
+
+
+def redact(url: str) -> str:
+    """A URL as messages show it: without what may be secret.
+
+    >>> redact("https://me:secret@example.org/net.safetensors?signature=abc")
+    'https://example.org/net.safetensors?…'
+    >>> redact("https://me:sec/ret@example.org/net.safetensors")
+    'https://…'
+    """
+    before, mark, _ = re.split(r"([?#]|\Z)", url, maxsplit=1)
+    plain = re.sub(r"://[^/]*@", "://", before)  # every one: stores chain URLs
+    for authority in re.findall(r"://([^/]*)", plain):
+        found = AUTHORITY.fullmatch(authority)
+        if found is None or not re.fullmatch("[0-9]*", found[2] or ""):
+            # What should be a port may be half a password.
+            return f"{url.partition('://')[0]}://…"
+    return plain + ("?…" if mark == "?" else "")
+
+
+def shown(place: str | os.PathLike[str]) -> str:
+    """A path or URL as messages show it: of a URL, without what may be secret."""
+    return redact(place) if is_url(place) else os.fspath(place)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)

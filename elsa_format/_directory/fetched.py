@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from elsa_format._container.index import is_url
+from elsa_format._container.index import is_url, shown
 from elsa_format._directory import MANIFEST, is_directory, is_weights, weights_file
 from elsa_format._directory import manifest as _manifest
 from elsa_format._directory.manifest import Entry, make_manifest
@@ -134,7 +134,7 @@ class Folder:
         found = []
         for name, entry in self._manifest.files.items():
             place = self._place(name)
-            found.append(SideFile(out / name, entry, place, _name(place)))
+            found.append(SideFile(out / name, entry, place, shown(place)))
         return [*found, SideFile.of(out / MANIFEST, self._raw, self.where)]
 
     def places(self) -> list[str | os.PathLike[str]]:
@@ -199,11 +199,3 @@ def _read(place: str | os.PathLike[str], limit: Limit) -> tuple[bytes, str]:
             "give the URL of the delivery file or index",
             status=error.status,
         ) from None
-
-
-def _name(place: str | os.PathLike[str]) -> str:
-    if not is_url(place):
-        return os.fspath(place)
-    from elsa_format._storage.http_client import redact  # only where there are URLs
-
-    return redact(os.fspath(place))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from elsa_format._container.index import is_index, is_url
+from elsa_format._container.index import is_index, is_url, shown
 from elsa_format._directory import (
     MANIFEST,
     SHIP,
@@ -38,8 +38,8 @@ class DirectoryTarget(os.PathLike[str]):
     """Where weights go in a directory; with them come copies of another's side files."""
 
     source: Path
-    folder: Path | str
-    """A URL if it is a string."""
+    folder: str
+    """A path or URL."""
     name: str
     has_manifest: bool
     """Whether there is a list of the files, as `fetch` needs."""
@@ -49,14 +49,14 @@ class DirectoryTarget(os.PathLike[str]):
 
     def place(self, name: str) -> str:
         """The path or URL of a file in the directory."""
-        if isinstance(self.folder, str):
+        if is_url(self.folder):
             return f"{self.folder.rstrip('/')}/{name}"
         return os.path.join(self.folder, name)
 
     def add_side_files(self, transaction: Transaction) -> None:
         """Add copies of all side files that are not there yet, and a manifest if there is one."""
-        if self._apart and os.path.lexists(self.folder) and not self._apart.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self.folder))
+        if os.path.lexists(self.folder) and not os.path.isdir(self.folder):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), self.folder)
         refuse_others(self.folder, self.name)
         transaction.make_folder(self)
         for name in side_files(self.source, self._apart)[0]:
@@ -82,7 +82,7 @@ class DirectoryTarget(os.PathLike[str]):
 
     @property
     def _apart(self) -> Path | None:
-        return None if isinstance(self.folder, str) else self.folder
+        return None if is_url(self.folder) else Path(self.folder)
 
 
 def copy_file(path: Path, output: Output) -> None:
@@ -92,26 +92,23 @@ def copy_file(path: Path, output: Output) -> None:
             output.write_at(file.tell() - len(block), block)
 
 
-def refuse_others(folder: Path | str, name: str) -> None:
-    """What is written is what is found afterwards, by others too; a URL is a string."""
-    if isinstance(folder, str):
-        found, start = _stored_candidates(folder)
-    else:
-        found, start = candidates(folder) if folder.is_dir() else [], os.fspath(folder)
-    for other in found:
+def refuse_others(folder: str, name: str) -> None:
+    """What is written is what is found afterwards, by others too."""
+    for other in weights_in(folder):
         if other != name and not _hides(name, other):
             raise OutputExists(
-                f"{start}/{other}: is there already, and would be taken for {name}; "
-                "remove it, or write to another directory"
+                f"{shown(folder).rstrip('/')}/{other}: is there already, and would be taken for "
+                f"{name}; remove it, or write to another directory"
             )
 
 
-def _stored_candidates(url: str) -> tuple[list[str], str]:
-    """What may be meant by the weights of a folder of a store, and its name for messages."""
+def weights_in(folder: str) -> list[str]:
+    """What may be meant by the weights in a folder, here or in a store."""
+    if not is_url(folder):
+        return candidates(Path(folder)) if os.path.isdir(folder) else []
     from elsa_format._storage.fsspec import list_store  # only where there are stores
-    from elsa_format._storage.http_client import redact
 
-    return candidates_of(list_store(url)), redact(url).rstrip("/")
+    return candidates_of(list_store(folder))
 
 
 def _holds(place: str, path: Path) -> bool:
@@ -155,7 +152,7 @@ def in_directory(
     assert parsed is not None, "weights_file goes by these names"
     name = parsed.stored_as(variant)
     name = replace(name, sharded=name.sharded or sharded)
-    folder = place if is_url(place) else Path(place)  # type: ignore[arg-type]
+    folder = place if is_url(place) else os.fspath(Path(place))  # type: ignore[arg-type]
     return DirectoryTarget(Path(source), folder, str(name), variant == SHIP)  # type: ignore[arg-type]
 
 

@@ -11,12 +11,12 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from elsa_format._container.index import redact
 from elsa_format._errors import InvalidOption, OutputExists, RemoteError
 from elsa_format._output import base
 from elsa_format._output.base import Tick
 from elsa_format._output.streams import Spool
 from elsa_format._storage.fsspec import find_store, store_errors
-from elsa_format._storage.http_client import redact
 from elsa_format._threads import PATIENCE, Stopped, Task, run
 
 BUCKETS = {"s3", "s3a", "gs", "gcs", "abfs", "az"}

@@ -5,10 +5,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from elsa_format._container.index import redact
 from elsa_format._errors import ElsaError, RemoteError
 from elsa_format._installed import install_command
 from elsa_format._storage.base import Reader, Window
-from elsa_format._storage.http_client import redact
 from elsa_format._storage.local import StreamStorage
 from elsa_format._threads import Stopped
 

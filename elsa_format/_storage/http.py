@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from elsa_format._container.header import LENGTH_BYTES, MAX_HEADER, Readable
+from elsa_format._container.index import redact
 from elsa_format._errors import InputChanged, RemoteError
 from elsa_format._storage.base import Reader
 from elsa_format._storage.http_client import (
@@ -25,7 +26,6 @@ from elsa_format._storage.http_client import (
     StatusError,
     get,
     parse_url,
-    redact,
 )
 from elsa_format._threads import Renewed
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from urllib.parse import quote, unquote_to_bytes, urljoin
 
+from elsa_format._container.index import AUTHORITY, redact
 from elsa_format._errors import RemoteError
 from elsa_format._threads import Renewed
 
@@ -36,7 +37,6 @@ SLOWEST = 1 << 10
 
 _PORTS = {"http": 80, "https": 443}
 _URL = re.compile(r"(https?)://(?:([^/?#]*)@)?([^/?#]*)([^?#]*)(\?[^#]*)?(?:#.*)?", re.I)
-_AUTHORITY = re.compile(r"(\[[^\[\]]*\]|[^:\[\]]*)(?::(.*))?")
 _ASCII_HOST = re.compile(r"[A-Za-z0-9._-]+")
 _SAFE = "%/:@!$&'()*+,;=~[]"
 """Characters that stand for themselves in a path, beside letters, digits and ._-"""
@@ -62,24 +62,6 @@ class StatusError(Exception):
             phrase = f" {http.HTTPStatus(status).phrase}"
         super().__init__(f"{who} answered {status}{phrase}")
         self.status, self.headers = status, headers
-
-
-def redact(url: str) -> str:
-    """A URL as messages show it: without what may be secret.
-
-    >>> redact("https://me:secret@example.org/net.safetensors?signature=abc")
-    'https://example.org/net.safetensors?…'
-    >>> redact("https://me:sec/ret@example.org/net.safetensors")
-    'https://…'
-    """
-    before, mark, _ = re.split(r"([?#]|\Z)", url, maxsplit=1)
-    plain = re.sub(r"://[^/]*@", "://", before)  # every one: stores chain URLs
-    for authority in re.findall(r"://([^/]*)", plain):
-        found = _AUTHORITY.fullmatch(authority)
-        if found is None or not re.fullmatch("[0-9]*", found[2] or ""):
-            # What should be a port may be half a password.
-            return f"{url.partition('://')[0]}://…"
-    return plain + ("?…" if mark == "?" else "")
 
 
 @dataclass(frozen=True)
@@ -126,7 +108,7 @@ def parse_url(text: str, where: str) -> Url:
     scheme, user, authority, path, query = found.groups("")
     scheme = scheme.lower()
     hint = "; in a user or password write / as %2F, ? as %3F, # as %23" if "@" in text else ""
-    places = _AUTHORITY.fullmatch(authority)
+    places = AUTHORITY.fullmatch(authority)
     if not authority or (places is not None and not places[1]):
         raise RemoteError(f"{where}: the URL names no host")
     host = _host(places[1]) if places else None

@@ -6,7 +6,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from elsa_format._container.header import MAX_HEADER, read_exactly
-from elsa_format._container.index import Index, is_url
+from elsa_format._container.index import Index, is_url, redact
 from elsa_format._container.index import parse as parse_index
 from elsa_format._errors import InvalidIndex, UnsafePath
 from elsa_format._options import Limit
@@ -57,10 +57,6 @@ def shard_source(source: Source, file: str) -> Source:
         scheme, _, rest = before.partition("://")
         if scheme.lower() not in ("http", "https"):
             if "::" in file:  # fsspec would go to another store
-                from elsa_format._storage.http_client import (
-                    redact,  # here, as by whoever opened the index
-                )
-
                 raise UnsafePath(f"{redact(source)}: shard {file!r} is outside its directory")
             return f"{before.rpartition('/')[0]}/{file}"
         host, _, path = rest.partition("/")

@@ -17,7 +17,7 @@ from elsa_train import Level, Network, multi_level, write_file
 
 TARGET = "net.safetensors.index.json"
 SHAPES = {"first/kernel": (64, 24), "second/kernel": (16, 8), "third/kernel": (8, 40)}
-MOMENTS = {"data": (SharedWriter, "append"), "names": (AtomicFile, "close")}
+MOMENTS = {"data": (SharedWriter, "append"), "names": (AtomicFile, "publish")}
 """After which call a process is killed: with some data written, with a shard under its name."""
 
 
