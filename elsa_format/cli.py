@@ -74,7 +74,7 @@ __all__ = [
 F = TypeVar("F", bound=Callable[..., Any])
 P = ParamSpec("P")
 C = TypeVar("C", bound=click.Command)
-PLAIN = str.maketrans({"×": "x", "…": "...", "≤": "<="})
+PLAIN = str.maketrans({"×": "x", "…": "...", "≤": "<=", "±": "+-"})
 """For terminals that know ASCII only."""
 NARROWEST = 40
 """Columns of a terminal that tables still fit."""
@@ -306,7 +306,9 @@ def needs_extra(
 
         def parse_args(ctx: click.Context, args: list[str]) -> list[str]:
             words = {"--version", *SETTINGS["help_option_names"], *free}
-            if not ctx.resilient_parsing and words.isdisjoint(args):
+            if not ctx.resilient_parsing and words.isdisjoint(
+                arg.partition("=")[0] for arg in args
+            ):
                 refuse()
             return parse(ctx, args)
 

@@ -13,7 +13,7 @@ from elsa_format._counters import mask_into
 from elsa_format._deprecated import commit_outputs
 from elsa_format._digest import digest_of_lines, tensor_line
 from elsa_format._directory import weights_file
-from elsa_format._evaluate import direction, show_level
+from elsa_format._evaluate import BETTER, direction, show_level
 from elsa_format._level_reader import LevelReader, counted
 from elsa_format._memory import BLOCK, Arena
 from elsa_format._network import Network, Step, open_network
@@ -27,6 +27,7 @@ from elsa_format._verify import digest_lines
 from elsa_format._writer import Contents
 
 __all__ = [
+    "BETTER",
     "BLOCK",
     "DTYPES",
     "SNIFFED",

@@ -1,11 +1,14 @@
-"""elsa-bench: what each level costs on this machine, and which are worth it."""
+"""elsa-bench: what each level costs on this machine, what it is worth, and which are best."""
 
 import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import click
 
-from elsa_converters._cli import DIM, NEEDS_ONNX, THREADS, find_onnx, show_axes
+from elsa_converters._cli import DIM, THREADS, find_onnx, show_axes
+from elsa_format import Metric, MissingExtra
 from elsa_format.cli import (
     FORCE,
     JSON,
@@ -15,6 +18,8 @@ from elsa_format.cli import (
     VERSION,
     answer,
     columns,
+    needs_extra,
+    progress,
     reports_errors,
     say,
     show_size,
@@ -23,20 +28,72 @@ from elsa_format.cli import (
 )
 
 
-@NEEDS_ONNX
+class FunctionType(click.ParamType):  # type: ignore[type-arg]
+    """A function of a module that Python finds, or that is here: module:function."""
+
+    name = "module:function"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        if callable(value):
+            return value
+        import sys
+        from importlib import import_module
+
+        module, _, name = value.partition(":")
+        if not module or not name.isidentifier():
+            self.fail(f"{value!r} is not a module and a function, such as scores:f1", param, ctx)
+        sys.path.insert(0, "")  # where the command runs, as with `python -m`
+        try:
+            found = getattr(import_module(module), name, None)
+        except Exception as error:  # whatever a module does that is imported
+            self.fail(f"{value!r} cannot be imported: {error}", param, ctx)
+        if not callable(found):
+            self.fail(f"{value!r}: module {module!r} has no function {name!r}", param, ctx)
+        return found
+
+
+@needs_extra("onnx", "this command", ["onnx", "onnxruntime"], free=["--text"])
 @click.command("bench", context_settings=SETTINGS)
 @click.argument("source", metavar="SRC", type=click.Path())
 @click.option(
     "--onnx",
     "template",
     metavar="TEMPLATE",
-    required=True,
     type=click.Path(dir_okay=False),
     help="The graph: a template, or any ONNX model with the same weights.",
 )
+@click.option(
+    "--data",
+    metavar="NPZ",
+    type=click.Path(dir_okay=False),
+    help="Measure metrics on these arrays: the graph's inputs by name, and labels or targets.",
+)
+@click.option(
+    "--text",
+    metavar="TXT",
+    type=click.Path(dir_okay=False),
+    help="Without --onnx: measure the perplexity of this text in transformers.",
+)
+@click.option(
+    "--evaluate",
+    "function",
+    type=FunctionType(),
+    help="With --data: compute metrics of outputs and arrays with this function.",
+)
+@click.option(
+    "--limit", metavar="N", type=click.IntRange(1), help="Use the first N samples, or parts of TXT."
+)
+@click.option(
+    "--batch",
+    type=click.IntRange(1),
+    default=32,
+    help="With --data: samples in one run.  [default: 32]",
+)
 @THREADS
 @DIM
-@click.option("--metric", default="accuracy", help="The recorded metric.  [default: accuracy]")
+@click.option(
+    "--metric", help="The metric to compare levels by.  [default: accuracy, or the first of --data]"
+)
 @click.option(
     "--seconds", type=click.FloatRange(0), default=2.0, help="For each level.  [default: 2]"
 )
@@ -55,10 +112,15 @@ from elsa_format.cli import (
 @reports_errors
 def bench(
     source: str,
-    template: str,
+    template: str | None,
+    data: str | None,
+    text: str | None,
+    function: Any,
+    limit: int | None,
+    batch: int,
     threads: int | None,
     sizes: tuple[tuple[str, int], ...],
-    metric: str,
+    metric: str | None,
     seconds: float,
     target: str | None,
     printed: str,
@@ -66,26 +128,62 @@ def bench(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Measure every level of an ELSA file in ONNX Runtime on this machine, dense and fast.
+    """Measure every level of an ELSA file on this machine: time, memory, and metrics on your data.
 
     SRC may be a model directory, a shard index, a delivery file or its beginning as well: then the
     levels that are there are measured.
 
     \b
     elsa-bench net.safetensors --onnx net.onnx --threads 1
+    elsa-bench net.safetensors --onnx net.onnx --data validation.npz
     elsa-bench net.safetensors --onnx net.onnx --dim batch=8 --json
     elsa-bench net.safetensors --onnx net.onnx --html report.html
+    elsa-bench model/ --text held-out.txt
     """
     if force and printed == "-" and target is None:
         raise click.UsageError("--force goes with --html and --output.")
+    if (template is None) == (text is None):
+        raise click.UsageError("Give --onnx TEMPLATE, or --text for a model of transformers.")
+    if data is None and function is not None:
+        raise click.UsageError("--evaluate goes with --data.")
+    if data is None and text is None and limit is not None:
+        raise click.UsageError("--limit goes with --data or --text.")
+    width = columns(printed)
+    if text is not None:
+        if data is not None or target is not None:
+            raise click.UsageError("--data and --html go with --onnx.")
+        rows: Any = _measure_text(source, text, limit, quiet)
+        shown_rows = (
+            json.dumps(rows, indent=2, default=asdict) if as_json else show_text(rows, width)
+        )
+        answer(shown_rows, printed, force=force)
+        return
+    assert template is not None
     onnx = find_onnx()
+    measured = None
+    if data is not None:
+        onnx.measured_axes(template, dict(sizes))  # a wrong one, before the long work
+        with progress("evaluating", quiet=quiet, unit="samples") as shown:
+            measured = onnx.evaluate(
+                source,
+                template,
+                data,
+                function=function,
+                limit=limit,
+                batch=batch,
+                threads=threads,
+                progress=shown,
+            )
+        names = [name for found in measured.values() for name in found]
+        metric = metric or ("accuracy" if "accuracy" in names else names[0])
     rows = onnx.measure_levels(
         source,
         template,
-        metric=metric,
+        metric=metric or "accuracy",
         threads=threads,
         sizes=dict(sizes),
         seconds=seconds,
+        metrics=measured,
         progress=(lambda what: None)
         if quiet
         else (lambda what: say(f"measuring {what}", err=True)),
@@ -95,16 +193,21 @@ def bench(
         from elsa_report import write_report  # takes long to import
 
         write_report(source, target, measured=plain, force=force)
-    width = columns(printed)
-    text = json.dumps(plain, indent=2) if as_json else show(rows, metric, width)
-    answer(text, printed, force=force)
+    shown_rows = json.dumps(plain, indent=2) if as_json else show(rows, metric or "accuracy", width)
+    answer(shown_rows, printed, force=force)
 
 
 def show(rows: Any, metric: str, width: int | None = None) -> str:
     """The rows as a table; a level that no other beats has a star."""
     # On a narrow terminal the last columns are left out.
-    lines = [["level", "", "sparsity", "dense", "fast", metric, "size", "download", "memory"]]
+    names = list(rows[0].metrics)
+    if metric in names or not names:  # the one by which levels are compared first
+        names = [metric, *(name for name in names if name != metric)]
+    lines = [["level", "", "sparsity", "dense", "fast", *names, "size", "download", "memory"]]
     for row in rows:
+        values = [show_metric(row.metrics[name]) if name in row.metrics else "" for name in names]
+        if not row.metrics:
+            values[0] = "" if row.quality is None else f"{row.quality:.6g}"
         lines.append(
             [
                 str(row.level),
@@ -112,7 +215,7 @@ def show(rows: Any, metric: str, width: int | None = None) -> str:
                 "-" if row.sparsity is None else f"{row.sparsity:.2%}",
                 f"{row.dense_seconds * 1e3:.4g} ms",
                 "-" if row.fast_seconds is None else f"{row.fast_seconds * 1e3:.4g} ms",
-                "" if row.quality is None else f"{row.quality:.6g}",
+                *values,
                 show_size(row.size),
                 "-" if row.download is None else show_size(row.download),
                 "-" if row.memory is None else show_size(row.memory),
@@ -121,9 +224,63 @@ def show(rows: Any, metric: str, width: int | None = None) -> str:
     notes = [f"* No other level is at least as good in {metric} and time, and better in one."]
     if not any(row.best for row in rows):
         notes = [f"No level records {metric}; --metric names another metric."]
+    notes += note_errors([row.metrics for row in rows])
     if rows[0].axes:
         notes.append(show_axes(rows[0].axes))
     if any(row.fast_seconds is None for row in rows):
         notes.append("The sparse operators were not built, for want of a C compiler.")
     text = wrap("\n".join(notes), width)
     return f"{table(lines, left=2, width=width)}\n\n{text}"
+
+
+def show_metric(metric: Metric) -> str:
+    """A value and its standard error, of which two digits tell enough.
+
+    >>> from elsa_format import Metric
+    >>> show_metric(Metric(0.93712, "higher", 1000, 0.00768)), show_metric(Metric(5, "lower"))
+    ('0.9371 ± 0.0077', '5')
+    """
+    if metric.error is None:
+        return f"{metric.value:.4g}"
+    if metric.error < 1e-6:
+        return f"{metric.value:.6g} ± {metric.error:.2g}"
+    digits = max(1 - int(f"{metric.error:.1e}".partition("e")[2]), 0)
+    return f"{metric.value:.{digits}f} ± {metric.error:.{digits}f}"
+
+
+def note_errors(rows: Sequence[Mapping[str, Metric]]) -> list[str]:
+    """What ± means, if it is in the table."""
+    samples = {m.samples for row in rows for m in row.values() if m.error is not None}
+    return [f"± is the standard error of {samples.pop()} samples."] if len(samples) == 1 else []
+
+
+def _measure_text(source: str, text: str, limit: int | None, quiet: bool) -> list[dict[str, Any]]:
+    """A row for each level: what the file says of it, and its metrics."""
+    try:
+        from transformers.utils.logging import disable_progress_bar
+
+        from elsa_converters.transformers import evaluate_text
+    except ImportError as error:
+        raise MissingExtra.of(error, "measuring with a text", "transformers") from None
+    from elsa_format.plugins import open_network  # takes long to import
+
+    disable_progress_bar()  # of loading, which comes before ours
+    with progress("evaluating", quiet=quiet, unit="parts") as shown:
+        found = evaluate_text(source, text, limit=limit, progress=shown)
+    rows = []
+    with open_network(source) as network:
+        for level, metrics in found.items():
+            name = "" if level == "dense" else network.profile.level(level).name
+            sparsity = network.sparsity(level)
+            rows.append({"level": level, "name": name, "sparsity": sparsity, "metrics": metrics})
+    return rows
+
+
+def show_text(rows: Sequence[Mapping[str, Any]], width: int | None = None) -> str:
+    """The rows of a text as a table."""
+    lines = [["level", "sparsity", *rows[0]["metrics"]]]
+    for row in rows:
+        values = [show_metric(metric) for metric in row["metrics"].values()]
+        lines.append([str(row["level"]), f"{row['sparsity']:.2%}", *values])
+    notes = note_errors([row["metrics"] for row in rows])
+    return "\n\n".join([table(lines, width=width), *(wrap(note, width) for note in notes)])

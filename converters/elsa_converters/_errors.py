@@ -4,6 +4,7 @@ FormatError
 ├── InvalidOnnx          not an ONNX model, or one that contradicts itself
 ├── InvalidExternalData  external data that is missing, too short or out of its file
 ├── UnsupportedOnnx      valid, but not something a level can be exported to
+├── InvalidData          what to measure on does not fit the network, or gave no numbers
 ├── TemplateMismatch     the template's tensors are not those of the ELSA file
 └── MisplacedOutput      it can not point to its data, or has none to stand beside; InvalidOption
 
@@ -26,6 +27,10 @@ class InvalidExternalData(FormatError):
 
 class UnsupportedOnnx(FormatError):
     """The model uses something that has no counterpart here."""
+
+
+class InvalidData(FormatError):
+    """The data to measure on does not fit the network, or the network gave no numbers for it."""
 
 
 class MisplacedOutput(InvalidOption, UnsafePath, UnsupportedOnnx):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # models are tiny, and threads wait for each other
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "onnx")]
 
 NEEDED = {"*": "torch", "transformers*": "transformers", "trainer": "accelerate"}
 NEEDED |= {"diffusers": "diffusers", "timm": "timm", "sentences": "sentence_transformers"}

@@ -7,6 +7,7 @@
 """
 
 from elsa_converters._errors import (
+    InvalidData,
     InvalidExternalData,
     InvalidOnnx,
     MissingOperators,
@@ -15,6 +16,7 @@ from elsa_converters._errors import (
 )
 from elsa_converters.onnx._fast.timing import measured_axes
 from elsa_converters.onnx._run.bench import Measured, measure_levels
+from elsa_converters.onnx._run.evaluate import evaluate
 from elsa_converters.onnx._run.latency import level_within
 from elsa_converters.onnx._run.session import (
     LevelSession,
@@ -28,6 +30,7 @@ from elsa_converters.onnx._write.template import OnnxCheckpoint, write_template
 
 __all__ = [
     "ExportOptions",
+    "InvalidData",
     "InvalidExternalData",
     "InvalidOnnx",
     "LevelSession",
@@ -37,6 +40,7 @@ __all__ = [
     "TemplateMismatch",
     "UnsupportedOnnx",
     "all_levels_session",
+    "evaluate",
     "export",
     "export_all_levels",
     "level_within",

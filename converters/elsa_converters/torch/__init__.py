@@ -6,17 +6,21 @@
 ['bias', 'layer']
 """
 
+from elsa_converters._errors import InvalidData
 from elsa_converters.torch._checkpoint import TorchCheckpoint
+from elsa_converters.torch._evaluate import evaluate
 from elsa_converters.torch._levels import Levels, attach
 from elsa_converters.torch._load import Unmatched, load_level, state_dict, unwrapped
 from elsa_converters.torch._tensors import arrays, without_aliases
 
 __all__ = [
+    "InvalidData",
     "Levels",
     "TorchCheckpoint",
     "Unmatched",
     "arrays",
     "attach",
+    "evaluate",
     "load_level",
     "state_dict",
     "unwrapped",

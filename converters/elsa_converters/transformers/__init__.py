@@ -6,5 +6,6 @@
 
 from elsa_converters.transformers._levels import use_level
 from elsa_converters.transformers._quantizer import ElsaConfig
+from elsa_converters.transformers._text import evaluate_text
 
-__all__ = ["ElsaConfig", "use_level"]
+__all__ = ["ElsaConfig", "evaluate_text", "use_level"]

@@ -269,7 +269,7 @@ def use_level(model: PreTrainedModel, level: LevelLike) -> None:
     1024
     """
     model = unwrapped(model)
-    levels = _of(model)
+    levels = levels_of(model)
     network = levels.network
     number = network.level_of(level)
     if levels.converted:
@@ -277,7 +277,8 @@ def use_level(model: PreTrainedModel, level: LevelLike) -> None:
     levels.show(model, number)
 
 
-def _of(model: PreTrainedModel) -> ModelLevels:
+def levels_of(model: PreTrainedModel) -> ModelLevels:
+    """The levels of a model that was loaded with `ElsaConfig`."""
     if model not in LEVELS:
         raise InvalidOption(
             f"this {type(model).__name__} was not loaded with quantization_config=ElsaConfig(...)"

@@ -20,8 +20,8 @@ from elsa_converters.onnx._fast.timing import (
 )
 from elsa_converters.onnx._write.export import export
 from elsa_converters.onnx_sparse import find_library
-from elsa_format import Incomplete, InvalidOption
-from elsa_format.plugins import LevelNumber, counted, open_network
+from elsa_format import Incomplete, InvalidOption, Metric
+from elsa_format.plugins import BETTER, LevelNumber, counted, open_network
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,9 @@ class Measured:
     fast_seconds: float | None
     """None where the sparse operators were not built."""
     quality: float | None
-    """Its recorded metric."""
+    """Its metric: as measured, or else as recorded."""
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    """What was measured on samples."""
     best: bool = False
     """No other level is at least as good in quality and time, and better in one; False for a level
     whose quality is not recorded."""
@@ -73,14 +75,29 @@ def measure_levels(
     threads: int | None = None,
     sizes: Mapping[str, int] | None = None,
     seconds: float = 2.0,
+    metrics: Mapping[LevelNumber, Mapping[str, Metric]] | None = None,
     progress: Callable[[str], None] = lambda what: None,
 ) -> list[Measured]:
-    """Measure every level of an ELSA file that is there, then the dense network.
+    """Measure size, time and memory of every available level, then of the dense network.
+
+    Args:
+        source: A path, a URL or a model directory.
+        template: The ONNX model or template.
+        metric: The metric by which levels are compared.
+        threads: Threads of ONNX Runtime.
+        sizes: Sizes of axes that the graph leaves open, by their names.
+        seconds: How long each level is timed.
+        metrics: Metrics by level, as `evaluate` returns them, which go before recorded ones.
+        progress: Called with the name of each level before it is measured.
+
+    Returns:
+        A row for each level, sparsest first, and for "dense".
 
     >>> [row.level for row in measure_levels("net.safetensors", "net.onnx", seconds=0.01)]
     [1, 2, 3, 'dense']
     """
     check_threads(threads)
+    metrics = metrics or {}
     if not 0 <= seconds < float("inf"):
         raise InvalidOption(f"seconds={seconds!r}: expected a time of 0 or more")
     axes = measured_axes(template, sizes)
@@ -99,9 +116,20 @@ def measure_levels(
         progress("dense" if level == "dense" else f"level {level}")
         with tempfile.TemporaryDirectory(prefix="elsa-bench-") as folder:
             costs = _costs(Path(folder), source, template, level, threads, sizes, seconds)
+        measured = dict(metrics.get(level, {}))
+        if metric in measured:
+            quality = measured[metric].value
         costs |= {"download": downloads.get(level), "quality": quality, "axes": axes}
-        found.append(Measured(level, name, sparsity, **costs))
-    return mark_best(found)
+        found.append(Measured(level, name, sparsity, **costs, metrics=measured))
+    return mark_best(found, _direction(metric, metrics))
+
+
+def _direction(metric: str, metrics: Mapping[LevelNumber, Mapping[str, Metric]]) -> str:
+    """Whether more or less of a metric is better; of an unknown one that was recorded, more."""
+    for measured in metrics.values():
+        if metric in measured:
+            return measured[metric].better
+    return BETTER.get(metric, "higher")
 
 
 def download_sizes(source: str | os.PathLike[str]) -> Mapping[LevelNumber, int]:
@@ -110,14 +138,15 @@ def download_sizes(source: str | os.PathLike[str]) -> Mapping[LevelNumber, int]:
         return dict(network.downloads)
 
 
-def mark_best(rows: Sequence[Measured]) -> list[Measured]:
-    """Mark the rows that no other beats, of those whose quality is recorded."""
-    known = [(row.quality, -row.seconds) for row in rows if row.quality is not None]
+def mark_best(rows: Sequence[Measured], better: str = "higher") -> list[Measured]:
+    """Mark the rows that no other beats, of those whose quality is known."""
+    sign = 1 if better == "higher" else -1
+    known = [(sign * row.quality, -row.seconds) for row in rows if row.quality is not None]
 
     def best(row: Measured) -> bool:
         if row.quality is None:
             return False
-        mine = (row.quality, -row.seconds)
+        mine = (sign * row.quality, -row.seconds)
         return not any(
             theirs != mine and theirs[0] >= mine[0] and theirs[1] >= mine[1] for theirs in known
         )
