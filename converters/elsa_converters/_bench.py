@@ -27,6 +27,8 @@ from elsa_format.cli import (
     wrap,
 )
 
+Metrics = Mapping[Any, Mapping[str, Metric]]
+
 
 class FunctionType(click.ParamType):  # type: ignore[type-arg]
     """A function of a module that Python finds, or that is here: module:function."""
@@ -89,6 +91,9 @@ class FunctionType(click.ParamType):  # type: ignore[type-arg]
     default=32,
     help="With --data: samples in one run.  [default: 32]",
 )
+@click.option(
+    "--no-time", is_flag=True, help="With --data: measure metrics only, neither time nor memory."
+)
 @THREADS
 @DIM
 @click.option(
@@ -118,6 +123,7 @@ def bench(
     function: Any,
     limit: int | None,
     batch: int,
+    no_time: bool,
     threads: int | None,
     sizes: tuple[tuple[str, int], ...],
     metric: str | None,
@@ -146,17 +152,16 @@ def bench(
         raise click.UsageError("Give --onnx TEMPLATE, or --text for a model of transformers.")
     if data is None and function is not None:
         raise click.UsageError("--evaluate goes with --data.")
+    if no_time and (data is None or target is not None):
+        raise click.UsageError("--no-time goes with --data, and without --html.")
     if data is None and text is None and limit is not None:
         raise click.UsageError("--limit goes with --data or --text.")
     width = columns(printed)
     if text is not None:
         if data is not None or target is not None:
             raise click.UsageError("--data and --html go with --onnx.")
-        rows: Any = _measure_text(source, text, limit, quiet)
-        shown_rows = (
-            json.dumps(rows, indent=2, default=asdict) if as_json else show_text(rows, width)
-        )
-        answer(shown_rows, printed, force=force)
+        metrics = _measure_text(source, text, limit, quiet)
+        answer(_show_metrics(source, metrics, width, as_json), printed, force=force)
         return
     assert template is not None
     onnx = find_onnx()
@@ -174,6 +179,9 @@ def bench(
                 threads=threads,
                 progress=shown,
             )
+        if no_time:
+            answer(_show_metrics(source, measured, width, as_json), printed, force=force)
+            return
         names = [name for found in measured.values() for name in found]
         metric = metric or ("accuracy" if "accuracy" in names else names[0])
     rows = onnx.measure_levels(
@@ -254,30 +262,31 @@ def note_errors(rows: Sequence[Mapping[str, Metric]]) -> list[str]:
     return [f"± is the standard error of {samples.pop()} samples."] if len(samples) == 1 else []
 
 
-def _measure_text(source: str, text: str, limit: int | None, quiet: bool) -> list[dict[str, Any]]:
-    """A row for each level: what the file says of it, and its metrics."""
+def _measure_text(source: str, text: str, limit: int | None, quiet: bool) -> Metrics:
+    """The metrics of a text."""
     try:
         from transformers.utils.logging import disable_progress_bar
 
         from elsa_converters.transformers import evaluate_text
     except ImportError as error:
         raise MissingExtra.of(error, "measuring with a text", "transformers") from None
-    from elsa_format.plugins import open_network  # takes long to import
-
     disable_progress_bar()  # of loading, which comes before ours
     with progress("evaluating", quiet=quiet, unit="parts") as shown:
-        found = evaluate_text(source, text, limit=limit, progress=shown)
-    rows = []
+        return evaluate_text(source, text, limit=limit, progress=shown)
+
+
+def _show_metrics(source: str, found: Metrics, width: int | None, as_json: bool) -> str:
+    """Metrics alone, as a table or as JSON, with what the file says of the levels."""
+    from elsa_format.plugins import counted, open_network  # takes long to import
+
+    rows: list[dict[str, Any]] = []
     with open_network(source) as network:
         for level, metrics in found.items():
             name = "" if level == "dense" else network.profile.level(level).name
-            sparsity = network.sparsity(level)
+            sparsity = counted(network).sparsity(level)
             rows.append({"level": level, "name": name, "sparsity": sparsity, "metrics": metrics})
-    return rows
-
-
-def show_text(rows: Sequence[Mapping[str, Any]], width: int | None = None) -> str:
-    """The rows of a text as a table."""
+    if as_json:
+        return json.dumps(rows, indent=2, default=asdict)
     lines = [["level", "sparsity", *rows[0]["metrics"]]]
     for row in rows:
         values = [show_metric(metric) for metric in row["metrics"].values()]

@@ -248,6 +248,7 @@ def test_the_command(net: Any, data: Any, tmp_path: Path, monkeypatch: Any) -> N
         (["--data", "cut.npz"], 3, "cut.npz: is not a numpy archive"),
         (["--data", "val.npz", "--limit", "0"], 2, "0 is not in the range"),
         (["--limit", "1"], 2, "--limit goes with --data or --text"),
+        (["--no-time"], 2, "--no-time goes with --data"),
         (["--evaluate", "json:loads"], 2, "--evaluate goes with --data"),
         (["--data", "val.npz", "--evaluate", "nothing"], 2, "not a module and a function"),
         (["--data", "val.npz", "--evaluate", "no_such_module:f"], 2, "no_such_module"),
@@ -282,3 +283,19 @@ def test_the_dtype_and_shape_of_each_input_are_compared(tmp_path: Path) -> None:
     with pytest.raises(InvalidData, match="'i' is int32, the graph takes int64"):
         evaluate(*net, {"i": np.zeros(4, np.int32)})
     assert evaluate(*net, {"i": np.arange(4)})["dense"]["agreement"].value == 1
+
+
+def test_metrics_alone(net: Any, data: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(bench_module, "measure_levels", None)
+    np.savez(tmp_path / "val.npz", **data)
+    words = [str(net[0]), "--onnx", str(net[1]), "--data", str(tmp_path / "val.npz"), "--no-time"]
+    result = CliRunner().invoke(bench, words)
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert lines[0].split() == ["level", "sparsity", "accuracy", "top5"]
+    assert [line.split()[0] for line in lines[1:5]] == ["1", "2", "3", "dense"]
+    result = CliRunner().invoke(bench, [*words, "--json"])
+    rows = json.loads(result.stdout)
+    assert [row["name"] for row in rows] == ["95%", "80%", "50%", ""]
+    found = [{n: Metric(**m) for n, m in row["metrics"].items()} for row in rows]
+    assert found == list(evaluate(*net, data).values())

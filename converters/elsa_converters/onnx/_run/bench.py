@@ -103,6 +103,7 @@ def measure_levels(
     axes = measured_axes(template, sizes)
     rows: list[tuple[LevelNumber, str, float | None, float | None]] = []
     with open_network(source) as network:
+        recorded = network.profile.metrics.get(metric)
         for number in network.available:
             if number == "dense":
                 rows.append(("dense", "", 0.0, network.profile.dense_metrics.get(metric)))
@@ -121,15 +122,10 @@ def measure_levels(
             quality = measured[metric].value
         costs |= {"download": downloads.get(level), "quality": quality, "axes": axes}
         found.append(Measured(level, name, sparsity, **costs, metrics=measured))
-    return mark_best(found, _direction(metric, metrics))
-
-
-def _direction(metric: str, metrics: Mapping[LevelNumber, Mapping[str, Metric]]) -> str:
-    """Whether more or less of a metric is better; of an unknown one that was recorded, more."""
-    for measured in metrics.values():
-        if metric in measured:
-            return measured[metric].better
-    return BETTER.get(metric, "higher")
+    # More is better of an unknown metric whose direction the file does not record.
+    better = recorded.better if recorded is not None else BETTER.get(metric, "higher")
+    directions = {found[metric].better for found in metrics.values() if metric in found}
+    return mark_best(found, next(iter(directions), better))
 
 
 def download_sizes(source: str | os.PathLike[str]) -> Mapping[LevelNumber, int]:
