@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from internals import Layout
+from internals import LayoutName
 from safetensors.numpy import load_file
 
 import elsa_format as elsa
@@ -15,7 +15,7 @@ from benchmarks._rows import Peak, Race, Unavailable, row
 IMPORTS = "import sys, numpy, elsa_format; elsa_format.open"
 
 
-def load(path: Path, layout: Layout = "dense", *, verify: bool = True) -> Any:
+def load(path: Path, layout: LayoutName = "dense", *, verify: bool = True) -> Any:
     """The 90 % level."""
     with elsa.open(path, verify=verify) as file:
         return file.load(LEVEL, layout)
@@ -139,7 +139,7 @@ def csr_read(files: Files) -> Race:
     return Race(lambda: load(path, "csr"), lambda: read_into(path, buffer), files.size)
 
 
-def load_peak(files: Files, layout: Layout, returned: int) -> Peak:
+def load_peak(files: Files, layout: LayoutName, returned: int) -> Peak:
     """What a load takes beyond the imports."""
     program = f"level = elsa_format.open(sys.argv[1]).load({LEVEL}, {layout!r})"
     return Peak(program, (files.elsa(),), files.size, returned, beyond=IMPORTS)

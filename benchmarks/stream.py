@@ -5,7 +5,7 @@ import threading
 from pathlib import Path
 from typing import IO, Any
 
-from internals import Layout
+from internals import LayoutName
 
 import elsa_format as elsa
 from benchmarks._files import LEVEL, Files, aligned, chunked_copy, chunked_read
@@ -23,7 +23,7 @@ class Sink:
         """Nothing is held back."""
 
 
-def to_nowhere(source: Any, layout: Layout = "dense", *, verify: bool = True) -> object:
+def to_nowhere(source: Any, layout: LayoutName = "dense", *, verify: bool = True) -> object:
     """Extract, and throw the result away."""
     sink: Any = Sink()
     return elsa.extract(source, sink, level=LEVEL, layout=layout, verify=verify)
@@ -75,7 +75,7 @@ def iterate(files: Files) -> Race:
     return Race(run, lambda: chunked_read(path), files.size)
 
 
-def file_race(files: Files, layout: Layout, source: Path) -> Race:
+def file_race(files: Files, layout: LayoutName, source: Path) -> Race:
     """File to file, neither waiting for the disk."""
     out = files.path("extracted.safetensors")
     return Race(

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from elsa_format._errors import ConflictingOptions, InvalidOption, NoLevelGiven, NoSuchLevel
-from elsa_format._layouts import LAYOUTS, Layout
+from elsa_format._layouts import LAYOUT_NAMES, LayoutName
 from elsa_format._level_header import LevelSizes
 from elsa_format._network import Network
 from elsa_format._options import check_int, one_of
@@ -192,13 +192,13 @@ def choose_level(
     max_size: int | None = None,
     min: Metrics | None = None,
     max: Metrics | None = None,
-    layout: Layout = "dense",
+    layout: LayoutName = "dense",
 ) -> LevelNumber:
     """The level that is wanted, or "dense"; sizes are those of files in a layout."""
     choice = choice or LevelChoice(
         level=level, sparsity=sparsity, max_size=max_size, min=min, max=max
     )
-    one_of("layout", layout, LAYOUTS)
+    one_of("layout", layout, LAYOUT_NAMES)
     if not choice.given:
         if len(network.levels) > 1:
             count = len(network.profile.levels)
@@ -241,7 +241,7 @@ def _sparsity(network: Network, level: Level) -> float | None:
     return network.sparsity(level.number) if level.target is None else level.target
 
 
-def _small_enough(network: Network, max_size: int, layout: Layout) -> LevelNumber:
+def _small_enough(network: Network, max_size: int, layout: LayoutName) -> LevelNumber:
     sizes, numbers = LevelSizes(network), [level.number for level in network.profile.levels]
     dense = layout == "dense" and "dense" in network.levels
     if dense and sizes.size("dense", "dense") <= max_size:
@@ -249,16 +249,16 @@ def _small_enough(network: Network, max_size: int, layout: Layout) -> LevelNumbe
     for number in reversed(numbers):
         if sizes.size(number, layout) <= max_size:
             return number
-    smallest = ", ".join(f"{sizes.size(numbers[0], name)} as {name}" for name in LAYOUTS)
+    smallest = ", ".join(f"{sizes.size(numbers[0], name)} as {name}" for name in LAYOUT_NAMES)
     raise NoSuchLevel(
         f"{network.name}: no level fits {max_size} bytes as {layout}; "
         f"level {numbers[0]} takes {smallest}"
     )
 
 
-def check_layout(network: Network, level: LevelNumber, layout: Layout) -> None:
+def check_layout(network: Network, level: LevelNumber, layout: LayoutName) -> None:
     """Refuse a sparse layout of the dense network."""
-    if one_of("layout", layout, LAYOUTS) != "dense" and level == "dense":
+    if one_of("layout", layout, LAYOUT_NAMES) != "dense" and level == "dense":
         raise NoSuchLevel(
             f"{network.name}: the dense network has no layout {layout}, "
             f"expected a level 1..{len(network.profile.levels)}"

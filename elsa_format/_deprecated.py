@@ -1,11 +1,11 @@
 """Names of earlier releases, kept for one more."""
 
 from collections.abc import Mapping, Sequence
-from warnings import warn
 
 from elsa_format._errors import NotElsa
 from elsa_format._extract import restore_files
 from elsa_format._file import File
+from elsa_format._options import renamed
 from elsa_format._output import Output, Target, Transaction
 from elsa_format._profile import LevelNumber
 from elsa_format._storage import Source
@@ -23,20 +23,20 @@ class Delivery(File):
     @property
     def there(self) -> LevelNumber | None:
         """The densest level that is available."""
-        _renamed("Delivery.there", "File.available")
+        renamed("Delivery.there", "File.available")
         return self.available[-1] if self.available else None
 
     @property
     def sizes(self) -> Mapping[LevelNumber, int]:
         """How many of the first bytes of the file each level needs."""
-        _renamed("Delivery.sizes", "File.downloads")
+        renamed("Delivery.sizes", "File.downloads")
         return self.downloads
 
     def whole(
         self, target: Target, *, force: bool = False, progress: Progress = no_progress
     ) -> None:
         """Write the ELSA file that the delivery file was made of, byte for byte."""
-        _renamed("Delivery.whole", "extract(…, restore=True)")
+        renamed("Delivery.whole", "extract(…, restore=True)")
         restore_files(self.network, target, force=force, progress=progress)
 
 
@@ -56,11 +56,7 @@ def open_delivery(source: Source, *, max_bytes: int | None = None) -> Delivery:
 
 def commit_outputs(outputs: Sequence[Output]) -> None:
     """Let outputs appear that belong together."""
-    _renamed("commit_outputs", "Transaction.commit")
+    renamed("commit_outputs", "Transaction.commit")
     transaction = Transaction()
     transaction.outputs.extend(outputs)
     transaction.commit()
-
-
-def _renamed(old: str, new: str) -> None:
-    warn(f"{old} is now {new}", DeprecationWarning, stacklevel=3)

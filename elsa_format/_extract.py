@@ -4,7 +4,6 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
-from warnings import warn
 
 from elsa_format import _level_document
 from elsa_format._choose import LevelChoice, Metrics, check_layout, choose_level
@@ -15,11 +14,11 @@ from elsa_format._destination import check_shard_size, group_tensors, open_desti
 from elsa_format._directory.target import in_directory
 from elsa_format._errors import InvalidOption
 from elsa_format._kernels import mask
-from elsa_format._layouts import FORMS, Layout, Piece
+from elsa_format._layouts import LAYOUTS, LayoutName, Piece
 from elsa_format._level_header import describe_level, level_header
 from elsa_format._level_reader import LevelReader, Proof, counted
-from elsa_format._network import Network, Step, open_network
-from elsa_format._options import check_int
+from elsa_format._network import Network, PlannedTensor, open_network
+from elsa_format._options import check_int, renamed
 from elsa_format._output import Output, Target, names_file
 from elsa_format._profile import LevelLike, LevelNumber, variant_name
 from elsa_format._storage import Source
@@ -37,7 +36,7 @@ def extract(
     max_size: int | None = None,
     min: Metrics | None = None,
     max: Metrics | None = None,
-    layout: Layout = "dense",
+    layout: LayoutName = "dense",
     keep_levels: bool = False,
     restore: bool = False,
     verify: bool = True,
@@ -80,7 +79,7 @@ def extract(
     check_shard_size(target, max_shard_size)
     jobs = check_int("jobs", jobs, low=1)
     if whole is not None:
-        warn("whole= is now restore=", DeprecationWarning, stacklevel=2)
+        renamed("whole=", "restore=")
         restore = whole
     choice = LevelChoice(level=level, sparsity=sparsity, max_size=max_size, min=min, max=max)
     if restore:
@@ -88,12 +87,12 @@ def extract(
             raise TypeError("restore goes with no level, sparsity, max_size or max_shard_size")
         if keep_levels or layout != "dense":
             raise TypeError("restore goes with the dense layout, and without keep_levels")
-        with open_network(source, along=True, max_bytes=max_bytes) as network:
+        with open_network(source, sequential=True, max_bytes=max_bytes) as network:
             restore_files(network, target, force=force, progress=progress)
         return "dense"
     if keep_levels and (layout != "dense" or max_size is not None):
         raise TypeError("keep_levels goes with the dense layout, and with level or sparsity")
-    with open_network(source, along=True, max_bytes=max_bytes) as network:
+    with open_network(source, sequential=True, max_bytes=max_bytes) as network:
         if layout != "dense" or sparsity is not None:
             network = counted(network)
         number = choose_level(network, choice, layout=layout)
@@ -125,7 +124,7 @@ def restore_files(network: Network, target: Target, *, force: bool, progress: Pr
         for file, start, output in zip(files, starts, destination.weights, strict=True):
             position = len(start)
             output.write_at(0, start)
-            with LevelReader(file, tick=meter.tick) as reader:
+            with LevelReader(file, on_bytes=meter.tick) as reader:
                 for info in file.header.tensors.values():
                     for block in reader.blocks(info):
                         output.write_at(position, block)
@@ -141,7 +140,7 @@ class _Job:
 
     network: Network
     level: LevelNumber
-    layout: Layout
+    layout: LayoutName
     verify: bool
     meter: Meter
     jobs: int
@@ -150,23 +149,23 @@ class _Job:
     def size(self, name: str, keep_levels: bool) -> int:
         """Bytes that a tensor will take."""
         network, info = self.network, self.network.tensors[name]
-        nested = network.nested(info, self.level)
+        nested = network.mask(info, self.level)
         if self.level != "dense" and keep_levels:
             return info.nbytes * (1 + self.level if name in network.profile.varying else 1)
         if nested is None:
             return info.nbytes
-        return sum(part.nbytes for part in FORMS[self.layout].parts(info, nested.expected))
+        return sum(part.nbytes for part in LAYOUTS[self.layout].parts(info, nested.expected))
 
-    def _read(self, take: Callable[[LevelReader, Step], None]) -> None:
+    def _read(self, take: Callable[[LevelReader, PlannedTensor], None]) -> None:
         """Hand over every stored tensor, of several files at the same time."""
 
         proof = Proof(self.network) if self.verify else None
         level, verify, tick = self.level, self.verify, self.meter.tick
 
         def read(file: Network) -> None:
-            with LevelReader(file, level, verify=verify, proof=proof, tick=tick) as reader:
-                for step in file.steps(level):
-                    take(reader, step)
+            with LevelReader(file, level, verify=verify, proof=proof, on_bytes=tick) as reader:
+                for planned in file.plan(level):
+                    take(reader, planned)
                 reader.finish()
 
         self.network.need(level)
@@ -188,8 +187,8 @@ class _Job:
                     places[name] = output, len(prefix) + info.start
                 files.append(placed.values())
 
-            def copy(reader: LevelReader, step: Step) -> None:
-                for name, piece in self._pieces(reader, step):
+            def copy(reader: LevelReader, planned: PlannedTensor) -> None:
+                for name, piece in self._pieces(reader, planned):
                     output, position = places[name]
                     output.write_at(position, piece)
                     places[name] = output, position + piece.nbytes
@@ -207,17 +206,17 @@ class _Job:
         del document["tensors"]
         return {**self.network.extra_metadata, _level_document.KEY: document}
 
-    def _pieces(self, reader: LevelReader, step: Step) -> Iterator[Piece]:
+    def _pieces(self, reader: LevelReader, planned: PlannedTensor) -> Iterator[Piece]:
         """What one stored tensor contributes to the level file."""
-        if step.name is None:
-            reader.skip(step.info)
-        elif step.nested is None:
-            for block in reader.blocks(step.info):
-                yield step.name, block
+        if planned.name is None:
+            reader.skip(planned.info)
+        elif planned.mask is None:
+            for block in reader.blocks(planned.info):
+                yield planned.name, block
         else:
-            encoder = FORMS[self.layout].encoder(step.nested)
-            for block in reader.blocks(step.info):
-                yield from encoder.encode(block.view(step.info.dtype.words))
+            encoder = LAYOUTS[self.layout].encoder(planned.mask)
+            for block in reader.blocks(planned.info):
+                yield from encoder.encode(block.view(planned.info.dtype.words))
             yield from encoder.finish()
 
     def keep_levels(self, groups: list[list[str]], target: Target, *, force: bool) -> None:
@@ -251,12 +250,12 @@ class _Job:
         )
         with open_writer(target, infos, contents, force=force) as writer:
 
-            def copy(reader: LevelReader, step: Step) -> None:
-                for block in reader.blocks(step.info):
-                    if step.nested is not None:
-                        words = block.view(step.info.dtype.words)
+            def copy(reader: LevelReader, planned: PlannedTensor) -> None:
+                for block in reader.blocks(planned.info):
+                    if planned.mask is not None:
+                        words = block.view(planned.info.dtype.words)
                         mask(words, words, profile.bits, level)
-                    for name in copies.get(step.info.name, ()):
+                    for name in copies.get(planned.info.name, ()):
                         writer.append(name, block)
 
             self._read(copy)

@@ -14,11 +14,11 @@ from elsa_format import _kernels
 from elsa_format._choose import LevelChoice, Metrics, check_layout, choose_level
 from elsa_format._container.header import TensorInfo, check_out
 from elsa_format._errors import InvalidOption, NoSuchTensor
-from elsa_format._layouts import FORMS, Bitmask, Csr, Layout, Nested
+from elsa_format._layouts import LAYOUTS, Bitmask, Csr, LayoutName, TensorMask
 from elsa_format._level_header import LevelSizes, level_tensors
 from elsa_format._level_reader import LevelReader, Proof, compare_checksum, counted, prove
 from elsa_format._memory import Arena
-from elsa_format._network import Network, Step, open_level, open_network
+from elsa_format._network import Network, PlannedTensor, open_level, open_network
 from elsa_format._network.base import NestedArrays
 from elsa_format._profile import Level, LevelLike, LevelNumber, Profile
 from elsa_format._storage import Closing, Source
@@ -157,7 +157,7 @@ class File(Closing, Renewed):
         """
         return self.network.sparsity(self.network.level_number(level))
 
-    def size(self, level: LevelLike, layout: Layout = "dense") -> int:
+    def size(self, level: LevelLike, layout: LayoutName = "dense") -> int:
         """Bytes of the file that extracting the level would give, from the header alone.
 
         A level file in the dense layout is read for the size in a sparse one, as for `choose`.
@@ -187,7 +187,7 @@ class File(Closing, Renewed):
         max_size: int | None = None,
         min: Metrics | None = None,
         max: Metrics | None = None,
-        layout: Layout = "dense",
+        layout: LayoutName = "dense",
     ) -> LevelNumber:
         """The densest level with at least a sparsity, or with at most a size as a file.
 
@@ -212,14 +212,14 @@ class File(Closing, Renewed):
         500
         """
         number = self.network.level_number(level)
-        step = self._step(name, number)
-        info, flat = step.info, None
+        planned = self._planned(name, number)
+        info, flat = planned.info, None
         if out is not None:
             check_out(out, info.dtype.numpy, info.shape, f" for tensor {info.name!r}")
             flat = out.reshape(-1).view(np.uint8)
         self._prove()
         with LevelReader(self.network, number, only=info, verify=self._verify) as reader:
-            return reader.array(step, flat)
+            return reader.array(planned, flat)
 
     def _prove(self) -> None:
         """See, once, that a level file is what it states: its tensors have no checksums."""
@@ -238,9 +238,9 @@ class File(Closing, Renewed):
     @overload
     def load(self, level: LevelLike, layout: Literal["csr"]) -> dict[str, NDArray[Any] | Csr]: ...
     @overload
-    def load(self, level: LevelLike, layout: Layout) -> Mapping[str, Tensor]: ...
+    def load(self, level: LevelLike, layout: LayoutName) -> Mapping[str, Tensor]: ...
 
-    def load(self, level: LevelLike = "dense", layout: Layout = "dense") -> Mapping[str, Any]:
+    def load(self, level: LevelLike = "dense", layout: LayoutName = "dense") -> Mapping[str, Any]:
         """All tensors of a level; in a sparse layout, nested ones are `Bitmask` or `Csr`.
 
         Dense arrays of a delivery file are kept for `upgrade`, which changes them, until another
@@ -261,29 +261,29 @@ class File(Closing, Renewed):
         placed = level_tensors(network, number, layout).values()
         arena = Arena(sum(info.nbytes for info in placed if loaded.get(info.name) is None))
 
-        def load_one(step: Step, reader: LevelReader) -> None:
-            info, name = step.info, str(step.name)
-            if layout == "dense" or step.nested is None:
-                loaded[name] = reader.array(step, arena.empty(info.nbytes))
+        def load_one(planned: PlannedTensor, reader: LevelReader) -> None:
+            info, name = planned.info, str(planned.name)
+            if layout == "dense" or planned.mask is None:
+                loaded[name] = reader.array(planned, arena.empty(info.nbytes))
             else:
-                loaded[name] = _load_sparse(reader, step.nested, layout, arena)
+                loaded[name] = _load_sparse(reader, planned.mask, layout, arena)
 
         proof = Proof(network) if self._verify else None
 
-        def load_alone(step: Step) -> None:
-            verify, only = self._verify, step.info
+        def load_alone(planned: PlannedTensor) -> None:
+            verify, only = self._verify, planned.info
             with LevelReader(network, number, only=only, verify=verify, proof=proof) as reader:
-                load_one(step, reader)
+                load_one(planned, reader)
 
-        steps = [s for s in network.steps(number) if s.name is not None and loaded[s.name] is None]
+        plan = [s for s in network.plan(number) if s.name is not None and loaded[s.name] is None]
         if network.high_latency or self.data_size < PARALLEL_FROM:
             # One request for all of the data is cheaper than one for each tensor.
             with LevelReader(network, number, verify=self._verify, proof=proof) as reader:
-                for step in steps:
-                    load_one(step, reader)
+                for planned in plan:
+                    load_one(planned, reader)
         else:
-            steps.sort(key=lambda step: -step.info.nbytes)
-            run(load_alone, steps, CORES)
+            plan.sort(key=lambda planned: -planned.info.nbytes)
+            run(load_alone, plan, CORES)
         if proof is not None:
             proof.finish()
         return loaded
@@ -329,11 +329,11 @@ class File(Closing, Renewed):
         """
         return _stream(self.network, level, verify=self._verify)
 
-    def _step(self, name: str, level: LevelNumber) -> Step:
+    def _planned(self, name: str, level: LevelNumber) -> PlannedTensor:
         if name not in self.network.tensors:
             raise NoSuchTensor.of(self.path, "no tensor", name, self.network.tensors)
         info = self.network.header.tensors[self.profile.stored_name(name, level)]
-        return Step(info, name, self.network.nested(info, level))
+        return PlannedTensor(info, name, self.network.mask(info, level))
 
     def close(self) -> None:
         """Close the file."""
@@ -366,9 +366,9 @@ class _Loaded:
             nested.upgrade(level, CORES)
         self.level = level
         with LevelReader(self.network, level) as reader:
-            for step in self.network.steps(level):
-                if step.name in self.network.profile.varying:
-                    reader.array(step, self.arrays[step.name].reshape(-1).view(np.uint8))
+            for planned in self.network.plan(level):
+                if planned.name in self.network.profile.varying:
+                    reader.array(planned, self.arrays[planned.name].reshape(-1).view(np.uint8))
         self._check()
 
     def _check(self) -> None:
@@ -389,14 +389,14 @@ def _decode(network: Network, level: LevelNumber) -> list[NestedArrays]:
     return [nested for file in network.files if (nested := file.decode(level, CORES))]
 
 
-def _load_sparse(reader: LevelReader, nested: Nested, layout: Layout, arena: Arena) -> Any:
-    info, form = nested.info, FORMS[layout]
+def _load_sparse(reader: LevelReader, nested: TensorMask, layout: LayoutName, arena: Arena) -> Any:
+    info, form = nested.info, LAYOUTS[layout]
     parts: dict[str, NDArray[Any]] = {}
 
-    def room(name: str, start: int, size: int, dtype: Any) -> NDArray[Any]:
+    def buffer(name: str, start: int, size: int, dtype: Any) -> NDArray[Any]:
         return parts[name][start : start + size].view(dtype)
 
-    encoder = form.encoder(nested, room)
+    encoder = form.encoder(nested, buffer)
     for part in form.parts(info, nested.expected):
         assert part.dtype.numpy is not None
         parts[part.name] = arena.empty(part.nbytes).view(part.dtype.numpy)
@@ -422,7 +422,7 @@ def stream(
     layer (100, 100)
     bias (100,)
     """
-    with open_network(source, along=True, max_bytes=max_bytes) as network:
+    with open_network(source, sequential=True, max_bytes=max_bytes) as network:
         yield from _stream(network, level, verify=verify)
 
 
@@ -431,11 +431,11 @@ def _stream(
 ) -> Iterator[tuple[str, NDArray[Any]]]:
     number = network.level_number(level)
     with LevelReader(network, number, verify=verify) as reader:
-        for step in network.steps(number):
-            if step.name is None:
-                reader.skip(step.info)
+        for planned in network.plan(number):
+            if planned.name is None:
+                reader.skip(planned.info)
             else:
-                yield step.name, reader.array(step)
+                yield planned.name, reader.array(planned)
         reader.finish()
 
 
@@ -453,5 +453,5 @@ def load_level(
     >>> layer.tobytes() == open("net.safetensors").tensor("layer", level).tobytes()
     True
     """
-    with open_level(source, along=True, max_bytes=max_bytes) as network:
+    with open_level(source, sequential=True, max_bytes=max_bytes) as network:
         return dict(_stream(network, network.available[0], verify=verify))

@@ -8,7 +8,7 @@ from elsa_format._delivery.estimate import estimated_downloads
 from elsa_format._directory import is_directory
 from elsa_format._errors import InvalidOption, MissingExtra
 from elsa_format._file import File
-from elsa_format._layouts import LAYOUTS
+from elsa_format._layouts import LAYOUT_NAMES
 from elsa_format._level_reader import LevelReader
 from elsa_format._storage import Source
 from elsa_format._survey import survey
@@ -54,7 +54,7 @@ def inspect(
         document = _describe(file, _title(source, file))
         if full:
             meter = Meter(progress, file.data_size)
-            with LevelReader(file.network, tick=meter.tick) as reader:
+            with LevelReader(file.network, on_bytes=meter.tick) as reader:
                 document["full"] = survey(reader)
     return document
 
@@ -95,7 +95,7 @@ def _describe(file: File, title: str) -> dict[str, Any]:
                 "digest": level.digest,
                 "metrics": dict(level.metrics),
                 "errors": dict(level.errors),
-                "sizes": {layout: file.size(t, layout) for layout in LAYOUTS},
+                "sizes": {layout: file.size(t, layout) for layout in LAYOUT_NAMES},
                 "download_estimate": estimates[t],
             }
             for t, level in enumerate(file.levels, 1)
@@ -140,13 +140,14 @@ def _describe_level(file: File) -> dict[str, Any]:
 
 
 def _delivery(file: File) -> dict[str, Any]:
-    """What there is of a delivery file, and how many of its first bytes each level needs."""
+    """What was downloaded of a delivery file, and how many of its first bytes each level needs."""
     network = file.network
     if not network.downloads:
         return {}
-    there = network.available[-1] if network.available else None
+    available = network.available[-1] if network.available else None
     sizes = [{"level": level, "size": size} for level, size in network.downloads.items()]
-    return {"delivery": {"there": there, "levels": sizes}}
+    # "there" is what earlier releases call it.
+    return {"delivery": {"available": available, "there": available, "levels": sizes}}
 
 
 def _tensors(file: File, kept: Callable[[tuple[int, ...]], Any]) -> list[dict[str, Any]]:

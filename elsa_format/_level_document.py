@@ -23,7 +23,7 @@ from elsa_format._errors import (
     NotElsa,
     UnsupportedFeature,
 )
-from elsa_format._layouts import FORMS, LAYOUTS, Layout, part_name
+from elsa_format._layouts import LAYOUT_NAMES, LAYOUTS, LayoutName, part_name
 from elsa_format._profile import DIGEST, VERSION, Level
 from elsa_format._profile import KEY as PROFILE_KEY
 
@@ -37,14 +37,14 @@ class LevelFile:
 
     level: int
     name: str
-    layout: Layout
+    layout: LayoutName
     digest: str | None
     tensors: dict[str, TensorInfo] | None
     """The nested tensors, dense; None if they are not told, and no digest can be."""
 
 
 def describe(
-    number: int, entry: Level, layout: Layout, nested: Mapping[str, TensorInfo], *, digest: bool
+    number: int, entry: Level, layout: LayoutName, nested: Mapping[str, TensorInfo], *, digest: bool
 ) -> str:
     """The metadata entry of a level file; `digest` unless it holds a part of the level only."""
     for tensor, info in nested.items():
@@ -100,7 +100,7 @@ def parse(header: Header, where: str) -> LevelFile | None:
     for key, tensor in tensors.items():
         values = header.tensors.get(part_name("values", key))
         kept = values.elements if values else 0
-        for info in FORMS[layout].parts(tensor, kept):
+        for info in LAYOUTS[layout].parts(tensor, kept):
             found = header.tensors.get(info.name)
             if found is None or (found.dtype, found.shape) != (info.dtype, info.shape):
                 raise InvalidLayout(
@@ -115,13 +115,13 @@ def parse(header: Header, where: str) -> LevelFile | None:
 
 def _fields(
     document: Mapping[str, Any], where: str, malformed: type[FormatError]
-) -> tuple[int, str, Layout, str | None]:
+) -> tuple[int, str, LayoutName, str | None]:
     """Level, name, layout and digest, of a level file or in the index of its shards."""
     check_version(document, where, malformed)
     level, name = document.get("level"), document.get("name")
     layout, digest = document.get("layout"), document.get("digest")
-    if layout not in LAYOUTS or type(level) is not int or not 1 <= level <= MAX_LEVELS:
-        raise malformed(f"{where} needs a level 1..{MAX_LEVELS} and one of {LAYOUTS}")
+    if layout not in LAYOUT_NAMES or type(level) is not int or not 1 <= level <= MAX_LEVELS:
+        raise malformed(f"{where} needs a level 1..{MAX_LEVELS} and one of {LAYOUT_NAMES}")
     if not isinstance(name, str) or not name:
         raise malformed(f"{where}: name is not a non-empty string")
     if "digest" in document and not (isinstance(digest, str) and DIGEST.fullmatch(digest)):

@@ -14,33 +14,33 @@ from elsa_format._container.header import (
     serialize,
 )
 from elsa_format._container.json import dump
-from elsa_format._layouts import FORMS, Layout
+from elsa_format._layouts import LAYOUTS, LayoutName
 from elsa_format._network import Network
 from elsa_format._profile import LevelNumber
 
 
 def level_tensors(
-    network: Network, level: LevelNumber, layout: Layout, names: Collection[str] | None = None
+    network: Network, level: LevelNumber, layout: LayoutName, names: Collection[str] | None = None
 ) -> dict[str, TensorInfo]:
     """The tensors of a level file, each in its place, from the header alone.
 
     Those of some `names` only, where the file is a shard.
     """
     infos: list[TensorInfo] = []
-    for step in network.steps(level):
-        if step.name is None or (names is not None and step.name not in names):
+    for planned in network.plan(level):
+        if planned.name is None or (names is not None and planned.name not in names):
             continue
-        info = replace(step.info, name=step.name)
-        if step.nested is None:
+        info = replace(planned.info, name=planned.name)
+        if planned.mask is None:
             infos.append(info)
         else:
-            infos += FORMS[layout].parts(info, step.nested.expected)
+            infos += LAYOUTS[layout].parts(info, planned.mask.expected)
     # Dense tensors keep the order they arrive in, so that a pipe needs no memory of them.
     return place(infos) if layout == "dense" else lay_out(infos)
 
 
 def level_header(
-    network: Network, level: LevelNumber, layout: Layout, names: Collection[str] | None = None
+    network: Network, level: LevelNumber, layout: LayoutName, names: Collection[str] | None = None
 ) -> tuple[bytes, dict[str, TensorInfo]]:
     """The bytes before the data of a level file, and where its tensors go."""
     metadata = network.metadata
@@ -59,7 +59,7 @@ def level_header(
 def describe_level(
     network: Network,
     level: int,
-    layout: Layout,
+    layout: LayoutName,
     nested: Mapping[str, TensorInfo],
     *,
     shard: bool = False,
@@ -80,7 +80,7 @@ class LevelSizes:
         self.network = network
         self._names = {name: _json_size(name) for name in network.tensors}
 
-    def size(self, level: LevelNumber, layout: Layout) -> int:
+    def size(self, level: LevelNumber, layout: LayoutName) -> int:
         """Bytes of the file of a level."""
         if layout == "dense" and not self.network.profile.per_level:
             text, data = self._dense  # levels differ in nothing but their description
@@ -93,7 +93,7 @@ class LevelSizes:
     def _dense(self) -> tuple[int, int]:
         return self._measure("dense", "dense")
 
-    def _measure(self, level: LevelNumber, layout: Layout) -> tuple[int, int]:
+    def _measure(self, level: LevelNumber, layout: LayoutName) -> tuple[int, int]:
         """Bytes of the tensors' entries in the header, and of their data."""
         pieces = list(self._pieces(level, layout))
         if layout != "dense":
@@ -104,21 +104,21 @@ class LevelSizes:
             position += size
         return text, position
 
-    def _pieces(self, level: LevelNumber, layout: Layout) -> Iterator[tuple[int, int, int]]:
+    def _pieces(self, level: LevelNumber, layout: LayoutName) -> Iterator[tuple[int, int, int]]:
         """Of every stored tensor: element width, bytes of its entry but offsets, bytes of data."""
-        for step in self.network.steps(level):
-            name, info = step.name, step.info
+        for planned in self.network.plan(level):
+            name, info = planned.name, planned.info
             if name is None:
                 continue
-            if step.nested is None or layout == "dense":
+            if planned.mask is None or layout == "dense":
                 yield info.dtype.size, _entry_size(self._names[name], info), info.nbytes
                 continue
-            for part in FORMS[layout].parts(info, step.nested.expected):
+            for part in LAYOUTS[layout].parts(info, planned.mask.expected):
                 extra = len(part.name) - len(name)  # the prefix needs no escape
                 size = _entry_size(self._names[name] + extra, part)
                 yield part.dtype.size, size, part.nbytes
 
-    def _metadata(self, level: LevelNumber, layout: Layout) -> int:
+    def _metadata(self, level: LevelNumber, layout: LayoutName) -> int:
         """Bytes of everything else in the header."""
         metadata = self.network.metadata
         if level != "dense":

@@ -11,9 +11,9 @@ from elsa_format._container.header import TensorInfo, as_array
 from elsa_format._counters import NOT_ZERO
 from elsa_format._digest import LevelDigests, compare_digest
 from elsa_format._errors import ChecksumMismatch, Truncated
-from elsa_format._layouts import FORMS
+from elsa_format._layouts import LAYOUTS
 from elsa_format._memory import BLOCK, aligned, give_block, take_block
-from elsa_format._network import Network, Step
+from elsa_format._network import Network, PlannedTensor
 from elsa_format._profile import LevelNumber
 from elsa_format._storage import Closing, fill
 
@@ -38,7 +38,7 @@ class LevelReader(Closing):
         only: TensorInfo | None = None,
         verify: bool = True,
         proof: "Proof | None" = None,
-        tick: Callable[[int], object] | None = None,
+        on_bytes: Callable[[int], object] | None = None,
         problem: Callable[[ChecksumMismatch], object] | None = None,
         block: int | None = None,
     ) -> None:
@@ -55,7 +55,7 @@ class LevelReader(Closing):
         self._own_proof = proof is None and verify and only is None
         if self._own_proof:
             self._proof = Proof(network)
-        self._tick, self._problem = tick, problem
+        self._on_bytes, self._problem = on_bytes, problem
         self._buffer: Block | None = None
         self.block = block or self.block
 
@@ -83,8 +83,8 @@ class LevelReader(Closing):
             if self._proof:
                 self._proof.take(info, block)
             yield block
-            if self._tick:
-                self._tick(size)
+            if self._on_bytes:
+                self._on_bytes(size)
         if checksum and expected and not info.nbytes:
             self._compare(info, checksum, expected)
         if self._proof:
@@ -92,32 +92,32 @@ class LevelReader(Closing):
 
     def level_blocks(
         self,
-        step: Step,
+        planned: PlannedTensor,
         into: Block | None = None,
-        look: Callable[[Block], object] | None = None,
+        on_block: Callable[[Block], object] | None = None,
     ) -> Iterator[Block]:
         """The same of a level: what it does not keep is zeroed, and what it keeps is counted.
 
         Each block can be looked at before.
         """
-        mask = FORMS["dense"].encoder(step.nested) if step.nested else None
-        for block in self.blocks(step.info, into):
-            if look:
-                look(block)
+        mask = LAYOUTS["dense"].encoder(planned.mask) if planned.mask else None
+        for block in self.blocks(planned.info, into):
+            if on_block:
+                on_block(block)
             if mask:
-                mask.encode(block.view(step.info.dtype.words))
+                mask.encode(block.view(planned.info.dtype.words))
             yield block
         if mask:
             mask.finish()
 
-    def array(self, step: Step, room: Block | None = None) -> NDArray[Any]:
+    def array(self, planned: PlannedTensor, buffer: Block | None = None) -> NDArray[Any]:
         """A tensor of a level as an array, in memory of its size."""
-        flat = self._room(step.info) if room is None else room
-        for _ in self.level_blocks(step, flat):
+        flat = self._buffer_for(planned.info) if buffer is None else buffer
+        for _ in self.level_blocks(planned, flat):
             pass
-        return as_array(flat, step.info, self.name)
+        return as_array(flat, planned.info, self.name)
 
-    def _room(self, info: TensorInfo) -> Block:
+    def _buffer_for(self, info: TensorInfo) -> Block:
         try:
             return aligned(info.nbytes)
         except MemoryError:

@@ -6,10 +6,16 @@ A command's options are checked by click; from Python nothing else would notice 
 from collections.abc import Iterable, Sequence
 from operator import index
 from typing import Any, TypeVar
+from warnings import warn
 
 from elsa_format._errors import TooLarge
 
 T = TypeVar("T", bound=str)
+
+
+def renamed(old: str, new: str) -> None:
+    """Warn of a name that is gone after the next release."""
+    warn(f"{old} is now {new}", DeprecationWarning, stacklevel=3)
 
 
 def one_of(keyword: str, value: Any, allowed: Sequence[T]) -> T:

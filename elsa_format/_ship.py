@@ -11,7 +11,7 @@ import xxhash
 from elsa_format._container.index import Index, is_index
 from elsa_format._container.json import dump
 from elsa_format._delivery.document import BLOCK, BLOCKS, SUFFIX, header_bytes
-from elsa_format._delivery.encoder import Encoder
+from elsa_format._delivery.encoder import DeliveryEncoder
 from elsa_format._destination import open_destination, sibling
 from elsa_format._directory import SHIP, weights_file
 from elsa_format._directory.target import in_directory
@@ -75,7 +75,7 @@ def ship(
         raise InvalidOption("an index is shipped to an index, and a file to a file")
     if split and not names_file(target):
         raise InvalidOption("the parts of a stream cannot be files of their own")
-    with open_network(source, along=True, max_bytes=max_bytes) as network:
+    with open_network(source, sequential=True, max_bytes=max_bytes) as network:
         network.need_levels()
         index = read_index(source)[0] if is_index(source) else None
         files = _files(target, network, index, split=split)
@@ -84,7 +84,7 @@ def ship(
             made, each = [], len(destination.weights) // len(network.files)
             for number, file in enumerate(network.files):
                 outputs = destination.weights[number * each : (number + 1) * each]
-                with Encoder(file.header, file.profile, block, jobs) as encoder:
+                with DeliveryEncoder(file.header, file.profile, block, jobs) as encoder:
                     check.file(file, meter.tick, encoder.take)
                     encoder.finish()
                     made.append(_write(encoder, block, outputs))
@@ -120,7 +120,9 @@ def _index_bytes(index: Index) -> bytes:
     return dump({key: dict(sorted(value.items())) for key, value in parts.items()}).encode()
 
 
-def _write(encoder: Encoder, block: int, outputs: Sequence[Output]) -> dict[LevelNumber, int]:
+def _write(
+    encoder: DeliveryEncoder, block: int, outputs: Sequence[Output]
+) -> dict[LevelNumber, int]:
     """Write a delivery file, or each part to a file of its own; what each level needs of it."""
     head, levels = zlib.compress(encoder.head, 9), encoder.levels
     sizes = [len(head), *(encoder.size(part) for part in range(1, levels + 2))]

@@ -20,7 +20,7 @@ from elsa_format._errors import (
 )
 from elsa_format._level_reader import LevelReader, Proof
 from elsa_format._network import Network, open_network
-from elsa_format._options import check_int
+from elsa_format._options import check_int, renamed
 from elsa_format._profile import LevelNumber, variant_name
 from elsa_format._storage import Source
 from elsa_format._threads import Meter, Progress, no_progress
@@ -48,8 +48,14 @@ class Report:
 class DeliveryReport(Report):
     """What was found to hold of a delivery file, or of its first bytes."""
 
-    there: LevelNumber | None
-    """The densest level that is there."""
+    available: LevelNumber | None
+    """The densest level that is downloaded."""
+
+    @property
+    def there(self) -> LevelNumber | None:
+        """What `available` was called in earlier releases."""
+        renamed("DeliveryReport.there", "available")
+        return self.available
 
 
 def verify(
@@ -68,7 +74,7 @@ def verify(
     3
     """
     jobs = check_int("jobs", jobs, low=1)
-    with open_network(source, along=True, max_bytes=max_bytes) as network:
+    with open_network(source, sequential=True, max_bytes=max_bytes) as network:
         meter, check = Meter(progress, network.header.data_size), NetworkCheck(network)
         meter.run(lambda file: check.file(file, meter.tick), network.files, jobs)
         compared, profile, available = check.finish(), network.profile, network.available
@@ -83,7 +89,7 @@ def verify(
     )
     if not network.downloads:
         return report
-    return DeliveryReport(**vars(report), there=available[-1] if available else None)
+    return DeliveryReport(**vars(report), available=available[-1] if available else None)
 
 
 def digest_lines(source: Source) -> list[dict[str, str]]:
@@ -121,15 +127,15 @@ class NetworkCheck:
     def file(
         self,
         file: Network,
-        tick: Callable[[int], object],
-        look: Callable[[TensorInfo, NDArray[np.uint8]], object] | None = None,
+        on_bytes: Callable[[int], object],
+        on_block: Callable[[TensorInfo, NDArray[np.uint8]], object] | None = None,
     ) -> None:
         """Read one of `network.files`; its tensors can be looked at block by block."""
         own = file.available
         if len(own) > len(self._available):  # of shards, one may have more than others
-            self._read(file, own[-1], _digests(file, own), tick)
+            self._read(file, own[-1], _digests(file, own), on_bytes)
         if self._available:
-            self._read(file, self._available[-1], self._digests, tick, look)
+            self._read(file, self._available[-1], self._digests, on_bytes, on_block)
         else:
             file.check_unchanged()
 
@@ -138,15 +144,19 @@ class NetworkCheck:
         file: Network,
         level: LevelNumber,
         digests: LevelDigests,
-        tick: Callable[[int], object],
-        look: Callable[[TensorInfo, NDArray[np.uint8]], object] | None = None,
+        on_bytes: Callable[[int], object],
+        on_block: Callable[[TensorInfo, NDArray[np.uint8]], object] | None = None,
     ) -> None:
         checker, problem = _Checker(file, digests, self._problems), self._problems.append
-        with LevelReader(file, level, proof=self._proof, tick=tick, problem=problem) as reader:
+        with LevelReader(
+            file, level, proof=self._proof, on_bytes=on_bytes, problem=problem
+        ) as reader:
             for info in file.header.tensors.values():
                 if file.holds(info.name, level):
                     blocks = reader.blocks(info)
-                    checker.check(info, blocks if look is None else _seen(info, blocks, look))
+                    checker.check(
+                        info, blocks if on_block is None else _seen(info, blocks, on_block)
+                    )
             reader.finish()
 
     def lines(self) -> list[dict[str, str]]:
@@ -176,10 +186,10 @@ def _digests(network: Network, available: Sequence[LevelNumber]) -> LevelDigests
 def _seen(
     info: TensorInfo,
     blocks: Iterator[NDArray[np.uint8]],
-    look: Callable[[TensorInfo, NDArray[np.uint8]], object],
+    on_block: Callable[[TensorInfo, NDArray[np.uint8]], object],
 ) -> Iterator[NDArray[np.uint8]]:
     for block in blocks:
-        look(info, block)
+        on_block(info, block)
         yield block
 
 

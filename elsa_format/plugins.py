@@ -16,7 +16,8 @@ from elsa_format._directory import weights_file
 from elsa_format._evaluate import BETTER, direction, show_level
 from elsa_format._level_reader import LevelReader, counted
 from elsa_format._memory import BLOCK, Arena
-from elsa_format._network import Network, Step, open_network
+from elsa_format._network import Network, PlannedTensor, open_network
+from elsa_format._options import renamed
 from elsa_format._output import Output, Target, Transaction, is_special, open_output
 from elsa_format._packing.checkpoint import Checkpoint
 from elsa_format._profile import LevelLike, LevelNumber, find_level, variant_name
@@ -43,10 +44,10 @@ __all__ = [
     "Meter",
     "Network",
     "Output",
+    "PlannedTensor",
     "Progress",
     "SharedWriter",
     "Source",
-    "Step",
     "Target",
     "TensorInfo",
     "Together",
@@ -77,3 +78,10 @@ __all__ = [
     "variant_name",
     "weights_file",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name == "Step":
+        renamed("plugins.Step", "PlannedTensor")
+        return PlannedTensor
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

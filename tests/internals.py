@@ -83,7 +83,7 @@ NAMES = {
     "elsa_format._delivery.codec": "decode_nested encode_nested",
     "elsa_format._delivery.document": "DELIVERY_BLOCK header_bytes is_delivery",
     "elsa_format._delivery.estimate": "estimated_downloads",
-    "elsa_format._layouts": "LAYOUTS Layout",
+    "elsa_format._layouts": "LAYOUT_NAMES LayoutName",
     "elsa_format._level_reader": "LevelReader",
     "elsa_format._memory": "ARENA LARGE LINE MEMORY_BLOCK Arena give_block take_block",
     "elsa_format._network": "open_network",

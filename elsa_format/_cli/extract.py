@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from elsa_format import cli, extract
-from elsa_format._layouts import LAYOUTS
+from elsa_format._layouts import LAYOUT_NAMES
 
 
 @click.command("extract", context_settings=cli.SETTINGS)
@@ -14,7 +14,7 @@ from elsa_format._layouts import LAYOUTS
 @cli.OUTPUT
 @click.option(
     "--layout",
-    type=click.Choice(LAYOUTS),
+    type=click.Choice(LAYOUT_NAMES),
     default="dense",
     show_default=True,
     help="How to store nested tensors.",

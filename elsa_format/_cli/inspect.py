@@ -8,7 +8,7 @@ import click
 
 from elsa_format import cli
 from elsa_format._inspect import inspect, report_writer
-from elsa_format._layouts import LAYOUTS
+from elsa_format._layouts import LAYOUT_NAMES
 
 MOST_COLUMNS = 8
 """Levels that still fit a terminal."""
@@ -98,7 +98,7 @@ def show(found: dict[str, Any], layers: bool, width: int | None) -> str:
     kinds = [tensor["kind"] for tensor in found["tensors"]]
     kind = ""
     if delivery is not None:
-        there = delivery["there"]
+        there = delivery["available"]
         kind = f" delivery file, {f'level {there}' if there else 'no level'} downloaded"
     title = (
         f"{found['path']}: ELSA {found['version']}{kind}, {cli.show_size(found['file_size'])}, "
@@ -141,9 +141,9 @@ def _level_rows(found: dict[str, Any]) -> list[list[str]]:
     levels, dense = found["levels"], found["dense"]
     metrics = sorted({key for level in levels for key in level["metrics"]})
     # On a narrow terminal the last columns are left out: what a level is worth comes before sizes.
-    rows = [["level", "name", "sparsity", "kept", *metrics, *(f"as {x}" for x in LAYOUTS)]]
+    rows = [["level", "name", "sparsity", "kept", *metrics, *(f"as {x}" for x in LAYOUT_NAMES)]]
     for level in levels:
-        sizes = [cli.show_size(level["sizes"][layout]) for layout in LAYOUTS]
+        sizes = [cli.show_size(level["sizes"][layout]) for layout in LAYOUT_NAMES]
         values = [_number(level["metrics"].get(key)) for key in metrics]
         kept = [f"{level['sparsity']:.3%}", f"{level['nonzero']:,}"]
         rows.append([str(level["level"]), level["name"], *kept, *values, *sizes])

@@ -31,7 +31,7 @@ def command(
     """Check an ELSA file: header, profile, every checksum, counter, count and level digest.
 
     Of a level file: its document, that its parts fit together, and its digest. Of a delivery file:
-    all parts that are there.
+    all parts that were downloaded.
 
     SRC may be - for standard input, a URL, a shard index (.index.json) or a model directory. Exit
     code 0 means that all of it holds, 3 that something does not; the message says what.
@@ -56,7 +56,10 @@ def command(
         "digests compared"
     )
     if as_json:
-        cli.answer(json.dumps({"valid": True, **dataclasses.asdict(found)}), printed, force=force)
+        told = {"valid": True, **dataclasses.asdict(found)}
+        if "available" in told:
+            told["there"] = told["available"]  # its name in earlier releases
+        cli.answer(json.dumps(told), printed, force=force)
     elif printed != "-":
         cli.answer(summary, printed, force=force)
     elif not quiet:
@@ -65,6 +68,6 @@ def command(
 
 def _downloaded(found: DeliveryReport) -> str:
     """How much of a delivery file there is."""
-    if found.there == "dense":
+    if found.available == "dense":
         return f"all {found.levels} levels and the dense network"
-    return f"{found.there or 0} of {found.levels} levels"
+    return f"{found.available or 0} of {found.levels} levels"

@@ -30,7 +30,7 @@ OBJECT = 64
 Words = NDArray[np.unsignedinteger[Any]]
 
 
-class Decoder:
+class BlockDecoder:
     """Blocks of a delivery file as words."""
 
     def __init__(self, prefix: Prefix) -> None:
@@ -118,7 +118,7 @@ def at_once(sequence: Sequence, jobs: int = CORES) -> int:
 class Blocks(Renewed):
     """The batches of blocks that were used last, and those that will be used next."""
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: BlockDecoder) -> None:
         self._decoder = decoder
         super().__init__()
 

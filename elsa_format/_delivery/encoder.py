@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from elsa_format._container.header import LENGTH_BYTES, Header, TensorInfo
 from elsa_format._delivery.codec import Bytes, encode_nested, encode_plain
 from elsa_format._delivery.payloads import CHECKSUM, SIZE, index_bytes
-from elsa_format._delivery.sequences import Place, Plan, Sequence
+from elsa_format._delivery.sequences import BlockPlan, Place, Sequence
 from elsa_format._memory import BLOCK, aligned, give_block, take_block
 from elsa_format._profile import Profile
 from elsa_format._storage import Closing
@@ -23,7 +23,7 @@ COPIED = 1 << 20
 """Bytes copied at a time."""
 
 
-class Encoder(Closing):
+class DeliveryEncoder(Closing):
     """Codes the tensors of a file block by block; payloads wait on disk until all are there."""
 
     def __init__(self, header: Header, profile: Profile, block: int, jobs: int) -> None:
@@ -31,7 +31,7 @@ class Encoder(Closing):
         """The source's first bytes."""
         self.levels = len(profile.levels)
         self._bits, self._jobs = profile.bits, jobs
-        self._plan = Plan(header, profile, block)
+        self._plan = BlockPlan(header, profile, block)
         self._begun: dict[int, _Begun] = {}
         self._under_way: deque[_Coding] = deque()
         self._spool = _Spool(xxhash.xxh3_64_intdigest(self.head))

@@ -14,7 +14,7 @@ from elsa_format._container.header import LENGTH_BYTES, Header, Readable
 from elsa_format._container.header import parse as parse_header
 from elsa_format._delivery import document as _document
 from elsa_format._delivery.payloads import Payloads, read_at
-from elsa_format._delivery.sequences import Plan
+from elsa_format._delivery.sequences import BlockPlan
 from elsa_format._errors import ChecksumMismatch, Incomplete, InvalidDelivery
 from elsa_format._options import Limit
 from elsa_format._profile import LevelNumber, Profile
@@ -121,7 +121,7 @@ class Prefix:
             raise InvalidDelivery(
                 f"{self.name}: parts of {self.document.levels} levels, the source has {self.levels}"
             )
-        self.plan = Plan(self.header, self.profile, self.document.block)
+        self.plan = BlockPlan(self.header, self.profile, self.document.block)
         self._seed = xxhash.xxh3_64_intdigest(self.head)
         self._payloads: dict[int, Payloads] = {}
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elsa_format._container.header import as_array
-from elsa_format._delivery.blocks import Blocks, Decoder, Words, at_once
+from elsa_format._delivery.blocks import BlockDecoder, Blocks, Words, at_once
 from elsa_format._delivery.prefix import Growing, Prefix
 from elsa_format._delivery.sequences import Sequence
 from elsa_format._errors import TrailingData
@@ -22,7 +22,7 @@ class Delivery(Closing):
     """A delivery file, or its first bytes, as far as it is decoded."""
 
     def __init__(self, prefix: Prefix) -> None:
-        self.prefix, self.decoder = prefix, Decoder(prefix)
+        self.prefix, self.decoder = prefix, BlockDecoder(prefix)
         self.blocks = Blocks(self.decoder)
 
     def finish(self) -> None:

@@ -104,7 +104,7 @@ class Place:
     """Its first word."""
 
 
-class Plan:
+class BlockPlan:
     """The sequences of a network's delivery file."""
 
     def __init__(self, header: Header, profile: Profile, block: int) -> None:

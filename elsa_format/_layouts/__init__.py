@@ -2,23 +2,27 @@
 
 from typing import Literal, get_args
 
-from elsa_format._layouts.base import Elements, Form, Nested, Piece, part_name
-from elsa_format._layouts.bitmask import Bitmask, BitmaskForm
-from elsa_format._layouts.csr import Csr, CsrForm
+from elsa_format._layouts.base import Elements, Layout, Piece, TensorMask, part_name
+from elsa_format._layouts.bitmask import Bitmask, BitmaskLayout
+from elsa_format._layouts.csr import Csr, CsrLayout
 from elsa_format._layouts.dense import Dense
 
-Layout = Literal["dense", "bitmask", "csr"]
-LAYOUTS: tuple[Layout, ...] = get_args(Layout)
-FORMS: dict[Layout, Form] = {"dense": Dense(), "bitmask": BitmaskForm(), "csr": CsrForm()}
+LayoutName = Literal["dense", "bitmask", "csr"]
+LAYOUT_NAMES: tuple[LayoutName, ...] = get_args(LayoutName)
+LAYOUTS: dict[LayoutName, Layout] = {
+    "dense": Dense(),
+    "bitmask": BitmaskLayout(),
+    "csr": CsrLayout(),
+}
 
 __all__ = [
-    "FORMS",
     "LAYOUTS",
+    "LAYOUT_NAMES",
     "Bitmask",
     "Csr",
     "Elements",
-    "Layout",
-    "Nested",
+    "LayoutName",
     "Piece",
+    "TensorMask",
     "part_name",
 ]

@@ -28,7 +28,7 @@ def part_name(part: str, name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Nested:
+class TensorMask:
     """One nested tensor at one level: which words are kept, and how many that must be."""
 
     info: TensorInfo
@@ -42,12 +42,12 @@ class Nested:
 class Encoder(ABC):
     """Turns one nested tensor, block by block, into the parts of a layout."""
 
-    def __init__(self, tensor: Nested, room: Room | None = None) -> None:
+    def __init__(self, tensor: TensorMask, buffer: Room | None = None) -> None:
         """Parts go to the `room`, or to memory that the next block reuses."""
         self.tensor, self.name = tensor, tensor.info.name
         self.bits, self.level = tensor.bits, tensor.level
         self.kept = self.position = 0
-        self._room = room or _Scratch()
+        self._buffer = buffer or _Scratch()
 
     @abstractmethod
     def encode(self, words: NDArray[Any]) -> list[Piece]:
@@ -59,9 +59,9 @@ class Encoder(ABC):
             self._mismatch("")
         return []
 
-    def room(self, part: str, start: int, size: int, dtype: Any) -> NDArray[Any]:
+    def buffer(self, part: str, start: int, size: int, dtype: Any) -> NDArray[Any]:
         """Memory for the next elements of a part."""
-        return self._room(part_name(part, self.name), start, size, dtype)
+        return self._buffer(part_name(part, self.name), start, size, dtype)
 
     def took(self, words: NDArray[Any], kept: int) -> None:
         """Count words that were encoded, and compare with the profile's count."""
@@ -98,8 +98,8 @@ class Decoder(ABC):
         """Raise InvalidLayout unless the parts held as much as was decoded."""
 
 
-class Form(ABC):
-    """One layout; a new one is a subclass, an entry in `FORMS` and a section of the spec."""
+class Layout(ABC):
+    """One layout; a new one is a subclass, an entry in `LAYOUTS` and a section of the spec."""
 
     encoder: ClassVar[type[Encoder]]
     decoder: ClassVar[type[Decoder]]
@@ -141,11 +141,11 @@ class Elements:
         more = min(count, self.left) - (self._stop - self._start)
         if more > 0:
             held = self._buffer[self._start : self._stop]
-            room = held.size + more
-            buffer = self._buffer if self._buffer.size >= room else np.empty(room, held.dtype)
+            size = held.size + more
+            buffer = self._buffer if self._buffer.size >= size else np.empty(size, held.dtype)
             buffer[: held.size] = held.copy() if buffer is self._buffer else held
-            self._buffer, self._start, self._stop = buffer, 0, room
-            if missing := fill(self._reader, buffer[held.size : room].view(np.uint8).data):
+            self._buffer, self._start, self._stop = buffer, 0, size
+            if missing := fill(self._reader, buffer[held.size : size].view(np.uint8).data):
                 raise Truncated(f"ends {missing} bytes early")
         return self._buffer[self._start : min(self._start + count, self._stop)]
 

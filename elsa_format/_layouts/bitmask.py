@@ -16,7 +16,7 @@ from elsa_format._layouts.base import (
     Decoder,
     Elements,
     Encoder,
-    Form,
+    Layout,
     Piece,
     empty_array,
     part_name,
@@ -63,8 +63,8 @@ class BitmaskEncoder(Encoder):
     """Compacts the kept words of each block."""
 
     def encode(self, words: NDArray[Any]) -> list[Piece]:
-        bitmask = self.room("bitmask", self.position // 8, -(-words.size // 8), np.uint8)
-        values = self.room("values", self.kept, words.size, words.dtype)
+        bitmask = self.buffer("bitmask", self.position // 8, -(-words.size // 8), np.uint8)
+        values = self.buffer("values", self.kept, words.size, words.dtype)
         try:
             kept = compact(words, self.bits, self.level, bitmask, values)
         except ValueError:
@@ -94,7 +94,7 @@ class BitmaskDecoder(Decoder):
         _check_used(self._used, self._all)
 
 
-class BitmaskForm(Form):
+class BitmaskLayout(Layout):
     """Two parts: the bits, the values."""
 
     encoder, decoder = BitmaskEncoder, BitmaskDecoder

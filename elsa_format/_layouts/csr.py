@@ -17,10 +17,10 @@ from elsa_format._layouts.base import (
     Decoder,
     Elements,
     Encoder,
-    Form,
-    Nested,
+    Layout,
     Piece,
     Room,
+    TensorMask,
     empty_array,
     part_name,
     refuse_zeros,
@@ -91,8 +91,8 @@ def _expand(
 class CsrEncoder(Encoder):
     """Counts along the rows."""
 
-    def __init__(self, tensor: Nested, room: Room | None = None) -> None:
-        super().__init__(tensor, room)
+    def __init__(self, tensor: TensorMask, buffer: Room | None = None) -> None:
+        super().__init__(tensor, buffer)
         self.rows, self.cols = matrix_shape(tensor.info.shape)
         if not self.cols and self.rows > MAX_EMPTY_ROWS:
             raise UnsupportedFeature(
@@ -106,9 +106,9 @@ class CsrEncoder(Encoder):
         ended, rest = divmod(column + words.size, self.cols)
         before = self.kept
         # Rows are counted from the block's first, so that memory does not grow with rows.
-        indptr = self.room("indptr", row, ended + 1 + (rest > 0), self.index)
-        indices = self.room("indices", before, words.size, self.index)
-        values = self.room("values", before, words.size, words.dtype)
+        indptr = self.buffer("indptr", row, ended + 1 + (rest > 0), self.index)
+        indices = self.buffer("indices", before, words.size, self.index)
+        values = self.buffer("values", before, words.size, words.dtype)
         try:
             place, parts = (column, self.cols, before), (indptr, indices, values)
             kept = csr(words, self.bits, self.level, place, parts)
@@ -128,7 +128,7 @@ class CsrEncoder(Encoder):
         super().finish()
         if self.position:
             return []
-        ends = self.room("indptr", 0, self.rows + 1, self.index)
+        ends = self.buffer("indptr", 0, self.rows + 1, self.index)
         ends[:] = 0
         return [(part_name("indptr", self.name), ends)]
 
@@ -211,7 +211,7 @@ class CsrDecoder(Decoder):
             raise InvalidLayout(f"csr: indptr ends with {self._done}, not with all values")
 
 
-class CsrForm(Form):
+class CsrLayout(Layout):
     """Three parts: row ends, columns, values."""
 
     encoder, decoder = CsrEncoder, CsrDecoder

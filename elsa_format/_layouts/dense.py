@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from elsa_format import _kernels
 from elsa_format._container.header import TensorInfo
 from elsa_format._counters import NOT_ZERO
-from elsa_format._layouts.base import Encoder, Form, Piece
+from elsa_format._layouts.base import Encoder, Layout, Piece
 
 
 class DenseEncoder(Encoder):
@@ -22,7 +22,7 @@ class DenseEncoder(Encoder):
         return [] if self.bits == NOT_ZERO else super().finish()
 
 
-class Dense(Form):
+class Dense(Layout):
     """One part, the tensor; it is read as it is stored."""
 
     encoder = DenseEncoder

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from elsa_format._container.header import DOCUMENTS, RESERVED, Header, TensorInfo
 from elsa_format._counters import MAX_BITS, NOT_ZERO
 from elsa_format._errors import InvalidOption, NoSuchLevel, NotElsa
-from elsa_format._layouts import Layout, Nested
+from elsa_format._layouts import LayoutName, TensorMask
+from elsa_format._options import renamed
 from elsa_format._profile import LevelLike, LevelNumber, Profile
 from elsa_format._storage import Closing
 
@@ -24,13 +25,13 @@ Kind = Literal["elsa", "level", "delivery"]
 
 
 @dataclass(frozen=True)
-class Step:
+class PlannedTensor:
     """What becomes of one stored tensor when a level is read."""
 
     info: TensorInfo
     name: str | None
     """Its name in the level, or None if the level does not use it."""
-    nested: Nested | None = None
+    mask: TensorMask | None = None
     """What the level keeps of it, if it carries counters and is not wanted whole."""
 
 
@@ -129,7 +130,7 @@ class Network(Closing, ABC):
         return "elsa"
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> LayoutName:
         """How a level file holds its nested tensors; in all others they are dense."""
         return "dense"
 
@@ -204,28 +205,33 @@ class Network(Closing, ABC):
             return None
         return 1 - kept / self.weights if self.weights else 0.0
 
-    def steps(self, level: LevelNumber) -> list[Step]:
+    def plan(self, level: LevelNumber) -> list[PlannedTensor]:
         """The way from stored tensors to a level's, in stored order."""
         stored_names = self.profile.stored_name
         names = {stored_names(name, level): name for name in self.tensors}
         return [
-            Step(info, names.get(stored), self.nested(info, level))
+            PlannedTensor(info, names.get(stored), self.mask(info, level))
             for stored, info in self.header.tensors.items()
             if self.holds(stored, level)
         ]
+
+    def steps(self, level: LevelNumber) -> list[PlannedTensor]:
+        """What `plan` was called in earlier releases."""
+        renamed("Network.steps", "plan")
+        return self.plan(level)
 
     def holds(self, stored: str, level: LevelNumber) -> bool:
         """Whether reading a level can read a stored tensor: not what only denser ones need."""
         return True
 
-    def nested(self, info: TensorInfo, level: LevelNumber) -> Nested | None:
+    def mask(self, info: TensorInfo, level: LevelNumber) -> TensorMask | None:
         """What a level keeps of a stored tensor; None if all of it."""
         counts = self.profile.nested.get(info.name)
         if level == "dense" or counts is None:
             return None
         if self.profile.single:  # all that is not zero; without counts if they are not known
-            return Nested(info, NOT_ZERO, NOT_ZERO, sum(counts), self.name)
-        return Nested(info, self.profile.bits, level, counts[level - 1], self.name)
+            return TensorMask(info, NOT_ZERO, NOT_ZERO, sum(counts), self.name)
+        return TensorMask(info, self.profile.bits, level, counts[level - 1], self.name)
 
     def slack(self, info: TensorInfo) -> int | None:
         """How many low bits of a tensor packing may have changed; None if levels have their own.

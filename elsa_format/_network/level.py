@@ -22,7 +22,7 @@ from elsa_format._container.header import (
 )
 from elsa_format._counters import NOT_ZERO
 from elsa_format._errors import InvalidLayout, InvalidOption, Truncated
-from elsa_format._layouts import FORMS, Elements, Layout, part_name
+from elsa_format._layouts import LAYOUTS, Elements, LayoutName, part_name
 from elsa_format._layouts.base import Decoder
 from elsa_format._level_document import LevelFile
 from elsa_format._network.base import Kind, TensorBytes
@@ -62,7 +62,7 @@ class SparseNetwork(LevelNetwork):
     own_header: Header = field(kw_only=True)
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> LayoutName:
         return self.document.layout
 
     @property
@@ -127,7 +127,7 @@ class _SparseBytes(TensorBytes):
     """Puts a tensor together of its parts, or reads it as it is stored."""
 
     def __init__(self, network: SparseNetwork) -> None:
-        self._network, self._form = network, FORMS[network.layout]
+        self._network, self._form = network, LAYOUTS[network.layout]
         self._tensor: _SparseTensor | Reader | None = None
 
     def seek(self, info: TensorInfo) -> None:

@@ -16,7 +16,7 @@ from elsa_format._network.base import Kind, Network
 from elsa_format._network.level import LevelNetwork, level_network
 from elsa_format._network.sharded import ShardedNetwork, join_headers, join_levels
 from elsa_format._network.stored import StoredNetwork
-from elsa_format._options import Limit
+from elsa_format._options import Limit, renamed
 from elsa_format._profile import KEY, Profile, join_profiles
 from elsa_format._storage import Source, open_storage
 from elsa_format._storage.shards import read_index, shard_source
@@ -24,24 +24,33 @@ from elsa_format._storage.shards import read_index, shard_source
 ParseLevel = Callable[[Header, str], LevelFile | None]
 
 
-def open_network(source: Source, *, along: bool = False, max_bytes: int | None = None) -> Network:
+def open_network(
+    source: Source,
+    *,
+    sequential: bool = False,
+    max_bytes: int | None = None,
+    along: bool | None = None,
+) -> Network:
     """The network at a path or URL, of a file, an index or a model directory, or in a stream.
 
-    A stream that is read `along` need not seek. Headers, or tensors, of more than `max_bytes` are
-    refused before there is memory for them.
+    A stream that is read sequentially need not seek. Headers, or tensors, of more than `max_bytes`
+    are refused before there is memory for them.
     """
-    return _open(source, _Opener(Limit(max_bytes), along=along))
+    if along is not None:
+        renamed("along=", "sequential=")
+        sequential = along
+    return _open(source, _Opener(Limit(max_bytes), sequential=sequential))
 
 
 def open_level(
     source: Source,
     parse: ParseLevel = _level_document.parse,
     *,
-    along: bool = False,
+    sequential: bool = False,
     max_bytes: int | None = None,
 ) -> Network:
     """A level file, or a plain checkpoint, and nothing else."""
-    return _open(source, _Opener(Limit(max_bytes), "level", parse, along=along))
+    return _open(source, _Opener(Limit(max_bytes), "level", parse, sequential=sequential))
 
 
 def _open(source: Source, opener: "_Opener") -> Network:
@@ -67,13 +76,13 @@ class _Opener:
         kind: Kind | None = None,
         parse_level: ParseLevel = _level_document.parse,
         *,
-        along: bool = False,
+        sequential: bool = False,
     ) -> None:
         self.limit, self._kind = limit, kind
-        self._parse_level, self._along = parse_level, along
+        self._parse_level, self._sequential = parse_level, sequential
 
     def __call__(self, source: Source) -> Network:
-        storage = open_storage(source, along=self._along)
+        storage = open_storage(source, sequential=self._sequential)
         try:
             header = read_header(storage.front(), storage.name, self.limit)
             self._kind = self._check_kind(header, storage.name)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elsa_format._container.header import Header, TensorInfo, VirtualHeader
-from elsa_format._layouts import Layout
+from elsa_format._layouts import LayoutName
 from elsa_format._network.base import Kind, Network, TensorBytes
 from elsa_format._profile import LevelNumber, Profile
 
@@ -30,7 +30,7 @@ class ShardedNetwork(Network):
         return self.shards[0].kind
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> LayoutName:
         return self.shards[0].layout
 
     @property

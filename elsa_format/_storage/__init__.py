@@ -24,8 +24,8 @@ __all__ = [
 ]
 
 
-def open_storage(source: Source, *, along: bool = False) -> Storage:
-    """Storage for a path, a URL or a stream, which is only read `along`, from where it is."""
+def open_storage(source: Source, *, sequential: bool = False) -> Storage:
+    """Storage for a path, a URL or a stream, which is only read sequentially, from where it is."""
     if isinstance(source, str) and is_url(source):
         return open_url(source)
     if isinstance(source, str | os.PathLike):
@@ -34,7 +34,7 @@ def open_storage(source: Source, *, along: bool = False) -> Storage:
         return FileStorage(source)
     if not hasattr(source, "read"):
         raise TypeError(f"source {source!r}, expected a path, a URL or a binary stream")
-    if not along and source.seekable():
+    if not sequential and source.seekable():
         return StreamStorage(source)
     return PipeStorage(source, stream_name(source))
 

@@ -49,7 +49,7 @@ def test_whole_file_gives_its_source(vector: Vector) -> None:
     """ELSA-D-003, ELSA-D-004, ELSA-D-006."""
     assert hashlib.sha256(whole(vector.path)).hexdigest() == vector["whole"]
     report = verify(vector.path)
-    assert (report.there, report.levels) == ("dense", vector["levels"])
+    assert (report.available, report.levels) == ("dense", vector["levels"])
 
 
 def has_numpy_dtypes(vector: Vector) -> bool:
@@ -107,7 +107,7 @@ def test_every_elsa_file_comes_back(vector: Vector, tmp_path: Path) -> None:
     assert report.sizes["dense"] == target.stat().st_size <= 1.005 * len(raw) + 2000
     for size in report.sizes.values():
         prefix = verify(io.BytesIO(target.read_bytes()[:size]))
-        assert report.sizes[prefix.there] == size
+        assert report.sizes[prefix.available] == size
 
 
 @each("invalid", "elsa")
@@ -231,7 +231,7 @@ def _payload(raw: bytes, start: int, count: int, number: int) -> tuple[int, int]
 @each("valid", "delivery_index")
 def test_vectors_of_shards(vector: Vector) -> None:
     """ELSA-D-042."""
-    assert elsa_format.verify(vector.path).there == "dense"
+    assert elsa_format.verify(vector.path).available == "dense"
     with elsa_format.open(vector.path) as file:
         for t in range(1, vector["levels"] + 1):
             digest = elsa_format.level_digest(file.load(t), file.nested)

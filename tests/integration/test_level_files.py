@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 import elsa_format as elsa
 import elsa_format.plugins
 
-LAYOUTS = ("dense", "bitmask", "csr")
+LAYOUT_NAMES = ("dense", "bitmask", "csr")
 LEVEL = 2
 
 
@@ -39,8 +39,8 @@ def net(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_dense_level_file_does_not_claim_to_know_what_it_keeps(net: Path, tmp_path: Path) -> None:
     """Its header has no counts: what needs them reads the data, all else says so."""
-    paths: dict[Any, Path] = {layout: tmp_path / f"{layout}.safetensors" for layout in LAYOUTS}
-    for layout in LAYOUTS:
+    paths: dict[Any, Path] = {layout: tmp_path / f"{layout}.safetensors" for layout in LAYOUT_NAMES}
+    for layout in LAYOUT_NAMES:
         elsa.extract(net, paths[layout], level=LEVEL, layout=layout)
     with elsa.open(net) as file, elsa.open(paths["dense"]) as found:
         assert found.nested == dict.fromkeys(file.nested, ())
@@ -203,6 +203,6 @@ def test_a_level_of_a_file_with_a_foreign_key_opens(net: Path, tmp_path: Path) -
     changed = json.dumps(header).encode()
     path = tmp_path / "net.safetensors"
     path.write_bytes(len(changed).to_bytes(8, "little") + changed + content[8 + size :])
-    for layout in LAYOUTS:
+    for layout in LAYOUT_NAMES:
         elsa.extract(path, tmp_path / layout, level=LEVEL, layout=layout)
         assert elsa.load_level(tmp_path / layout)

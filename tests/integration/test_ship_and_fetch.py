@@ -110,7 +110,7 @@ def test_nothing_is_replaced_or_left(source: Path, tmp_path: Path) -> None:
         elsa.ship(source, target)
     assert target.read_bytes() == b"precious"
     elsa.ship(source, target, force=True)
-    assert verify(target).there == "dense"
+    assert verify(target).available == "dense"
     (tmp_path / "cut").write_bytes(source.read_bytes()[:-1])
     with pytest.raises(elsa.Truncated):
         elsa.ship(tmp_path / "cut", tmp_path / "out")

@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT / "tests" / "conformance"))
 
 from vector_files import COMMITTED, read_manifest
 
-LAYOUTS = ("dense", "bitmask", "csr")
+LAYOUT_NAMES = ("dense", "bitmask", "csr")
 LEVEL = 1
 UNCHECKED = [
     vector.path
@@ -52,7 +52,7 @@ def read(judge: Judge, kind: Kind, path: Path, out: Path) -> dict[str, str]:
     if kind.group != "level" and not kind.sharded:
         answers["image"] = judge.answer("image", **question)
     if kind is ELSA:
-        for layout in LAYOUTS:
+        for layout in LAYOUT_NAMES:
             answers[layout] = judge.answer("extract", layout=layout, **question)
             if "error" not in answers[layout]:
                 assert hashes(elsa_format.load_level(out)) == expected
@@ -82,5 +82,5 @@ def test_sparse_extracts_check_what_others_do(judge: Judge, path: Path, tmp_path
     """What is Inf, or has a counter without a level, is no reason to refuse one layout alone."""
     question = {"path": path, "level": 1, "output": tmp_path / "out.safetensors"}
     expected = judge.answer("load", kind="elsa", **question).get("error")
-    for layout in LAYOUTS:
+    for layout in LAYOUT_NAMES:
         assert judge.answer("extract", layout=layout, **question).get("error") == expected, layout

@@ -160,12 +160,12 @@ def cut(path: Path, level: int) -> None:
     os.truncate(path, size)
 
 
-LAYOUTS: tuple[Literal["dense", "bitmask", "csr"], ...] = ("dense", "bitmask", "csr")
+LAYOUT_NAMES: tuple[Literal["dense", "bitmask", "csr"], ...] = ("dense", "bitmask", "csr")
 ELSA, ELSA_SHARDS, DELIVERY = ElsaFile(), ElsaShards(), DeliveryFile()
 KINDS: list[Kind] = [
     *(ELSA, ELSA_SHARDS),
-    *(LevelFile(layout) for layout in LAYOUTS),
-    *(LevelShards(layout) for layout in LAYOUTS),
+    *(LevelFile(layout) for layout in LAYOUT_NAMES),
+    *(LevelShards(layout) for layout in LAYOUT_NAMES),
     *(DELIVERY, ShortPrefix(), DeliveryPrefix(), LongPrefix()),
     *(DeliveryShards(), UnevenShards()),
 ]

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from internals import main
 
 import elsa_format as elsa
-from kinds.files import ELSA, ELSA_SHARDS, INDEX, LAYOUTS, ONE, SHARD, Group, Kind
+from kinds.files import ELSA, ELSA_SHARDS, INDEX, LAYOUT_NAMES, ONE, SHARD, Group, Kind
 from kinds.networks import METADATA, Weights
 from kinds.places import NAMED, PLACES, SEEKABLE
 from kinds.shelf import Shelf
@@ -188,7 +188,7 @@ def extract(source: Any, level: Any, work: Work, layout: Any) -> Weights:
     return loaded
 
 
-for layout in LAYOUTS:
+for layout in LAYOUT_NAMES:
     operation(f"extract as {layout}", dense=layout == "dense")(
         lambda source, level, work, layout=layout: extract(source, level, work, layout)
     )
@@ -212,7 +212,7 @@ def extract_shards(source: Any, level: Any, work: Work, layout: Any) -> Weights:
     return loaded
 
 
-for layout in LAYOUTS:
+for layout in LAYOUT_NAMES:
     operation(f"extract as {layout} shards", places=NAMED, dense=layout == "dense")(
         lambda source, level, work, layout=layout: extract_shards(source, level, work, layout)
     )
@@ -340,7 +340,7 @@ def elsa_inspect(source: Any, level: Any, work: Work) -> None:
     assert told["data_size"] >= data_size or work.kind.group == "delivery"
     assert ("delivery" in told) == (work.kind.group == "delivery")
     if "delivery" in told:
-        assert told["delivery"]["there"] == work.shelf.available(work.kind)[-1]
+        assert told["delivery"]["available"] == work.shelf.available(work.kind)[-1]
         entries = told["delivery"]["levels"]
         assert [found["level"] for found in entries] == [*range(1, top + 1), "dense"]
 
@@ -351,7 +351,7 @@ def elsa_inspect(source: Any, level: Any, work: Work) -> None:
 @operation("verify", chooses=False, all=True)
 def verify(source: Any, level: Any, work: Work) -> None:
     report = elsa.verify(source)
-    last = vars(report).get("there", report.levels)
+    last = vars(report).get("available", report.levels)
     assert report.digests == (report.levels if last == "dense" else last or 0)
 
 
@@ -376,7 +376,7 @@ def questions(source: Any, level: Any, work: Work) -> None:
         counted = work.kind.group != "level" or work.kind.name.split()[0] != "dense"
         known = (first.sparsity(level), entry.nonzero) if counted else (None, None)
         assert (file.sparsity(level), found.nonzero) == known
-        for layout in LAYOUTS:
+        for layout in LAYOUT_NAMES:
             size = work.shelf.level(level, layout).stat().st_size
             assert file.size(level, layout) == size
             any_fits = layout == "dense" and work.kind.group != "level"

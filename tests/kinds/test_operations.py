@@ -69,7 +69,7 @@ def is_one(error: Exception, expected: Any, words: str) -> bool:
 def test_verify_says_what_is_available(shelf: Shelf, kind: Kind) -> None:
     report, available = elsa.verify(shelf.path(kind), jobs=2), shelf.available(kind)
     assert report.digests == len([level for level in available if level != "dense"])
-    assert vars(report).get("there", available[-1]) == available[-1]
+    assert vars(report).get("available", available[-1]) == available[-1]
 
 
 @ways(lambda operation, kind: operation.chooses and operation.takes(kind))

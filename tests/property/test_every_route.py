@@ -12,7 +12,7 @@ from bits import FLOATS, OneByteReader, by_safetensors, same_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from internals import LevelReader
-from kinds.files import ELSA, KINDS, LAYOUTS, Kind
+from kinds.files import ELSA, KINDS, LAYOUT_NAMES, Kind
 from kinds.networks import Network
 from kinds.operations import OPERATIONS, Work
 from kinds.shelf import Shelf
@@ -96,7 +96,7 @@ def test_a_level_is_the_same_by_every_route(network: Network, block: int, kind: 
                 for name in file.nested:
                     masked = elsa.mask_level(file.tensor(name), network.bits, level)
                     assert same_bits({"": masked}, {"": expected[name]})
-                for layout in LAYOUTS:
+                for layout in LAYOUT_NAMES:
                     size = shelf.level(level, layout).stat().st_size
                     assert file.size(level, layout) == size
 

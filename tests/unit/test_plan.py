@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from internals import LAYOUTS
+from internals import LAYOUT_NAMES
 
 import elsa_format as elsa
 
@@ -14,7 +14,7 @@ VALID = Path(__file__).resolve().parents[2] / "spec" / "vectors" / "valid"
 FILES = [path for path in sorted(VALID.glob("*.safetensors")) if "level_" not in path.stem]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", LAYOUT_NAMES)
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_the_size_of_a_level_is_that_of_its_file(path: Path, layout: Any) -> None:
     with elsa.open(path) as file:
@@ -46,7 +46,7 @@ def test_sizes_with_awkward_names(metadata: dict[str, str]) -> None:
     )
     with elsa.open(buffer) as file:
         for level in (1, 2):
-            for layout in LAYOUTS:
+            for layout in LAYOUT_NAMES:
                 out = io.BytesIO()
                 elsa.extract(io.BytesIO(buffer.getvalue()), out, level=level, layout=layout)
                 assert file.size(level, layout) == len(out.getvalue())

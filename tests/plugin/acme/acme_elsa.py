@@ -71,12 +71,12 @@ class CsvCheckpoint(Checkpoint):
 def sums(source: str, target: str, as_json: bool, quiet: bool, **options: object) -> None:
     """Write the sum of each tensor of a level as a text file."""
     one_level(options)
-    with open_network(source, along=True) as network, progress("adding", quiet=quiet) as shown:
+    with open_network(source, sequential=True) as network, progress("adding", quiet=quiet) as shown:
         level = choose_level(network, **options)  # type: ignore[arg-type]
         meter = Meter(shown, network.header.data_size)
         lines = []
         with LevelReader(network, tick=meter.tick) as reader:
-            for step in network.steps(level):
+            for step in network.plan(level):
                 if step.name is None:
                     reader.skip(step.info)
                 else:

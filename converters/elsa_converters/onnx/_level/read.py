@@ -19,9 +19,9 @@ from elsa_format.plugins import (
     LevelNumber,
     LevelReader,
     Meter,
+    PlannedTensor,
     Progress,
     Source,
-    Step,
     as_array,
     counted,
     no_progress,
@@ -43,14 +43,14 @@ class LevelPass:
     level: LevelNumber
     reader: LevelReader
 
-    def steps(self) -> list[Step]:
+    def plan(self) -> list[PlannedTensor]:
         """What becomes of each stored tensor, in stored order."""
-        return self.binding.network.steps(self.level)
+        return self.binding.network.plan(self.level)
 
     def names(self) -> list[str]:
         """The tensors of the file that the template uses, in the order their bytes arrive."""
         used = self.binding.names
-        return [step.name for step in self.steps() if step.name in used and step.name is not None]
+        return [t.name for t in self.plan() if t.name in used and t.name is not None]
 
     def blocks(self) -> Iterator[tuple[str, Block]]:
         """(tensor, bytes of the level), then what only the template has; blocks are reused."""
@@ -62,14 +62,14 @@ class LevelPass:
     def _of_file(self, room: Callable[[str], Block | None]) -> Iterator[tuple[str, Block]]:
         """The level's bytes: parts of the room for a tensor, or else blocks are reused."""
         rows = []
-        for step in self.steps():
-            if step.name is None or step.name not in self.binding.names:
-                self.reader.skip(step.info)
+        for planned in self.plan():
+            if planned.name is None or planned.name not in self.binding.names:
+                self.reader.skip(planned.info)
                 continue
-            check = self._check(step)
-            look = check.update if check is not None else None
-            for block in self.reader.level_blocks(step, room(step.name), look):
-                yield step.name, block
+            check = self._check(planned)
+            on_block = check.update if check is not None else None
+            for block in self.reader.level_blocks(planned, room(planned.name), on_block):
+                yield planned.name, block
             row = check.row() if check is not None else None
             if row is not None:
                 rows.append(row)
@@ -97,14 +97,14 @@ class LevelPass:
         where = self.reader.name
         return {name: as_array(flat[name], info, where) for name, info in infos.items()}
 
-    def _check(self, step: Step) -> ValueCheck | None:
+    def _check(self, planned: PlannedTensor) -> ValueCheck | None:
         # Per-level tensors are replaced whatever the template has: its values are some level's.
-        assert step.name is not None
-        info = self.binding.info(step.name)
+        assert planned.name is not None
+        info = self.binding.info(planned.name)
         bits = self.binding.network.slack(info)
         if bits is None:
             return None
-        return ValueCheck(self.binding.model.weights[step.name], info, bits, BLOCK)
+        return ValueCheck(self.binding.model.weights[planned.name], info, bits, BLOCK)
 
 
 @contextlib.contextmanager
@@ -122,12 +122,12 @@ def open_level(
 
     If `counts` are needed, a level file without them is read once more.
     """
-    with open_network(source, along=True, max_bytes=max_bytes) as opened:
+    with open_network(source, sequential=True, max_bytes=max_bytes) as opened:
         network = counted(opened) if counts else opened
         if not isinstance(template, Model):
             template = read_model(template, also=set(network.tensors))
         binding = bind(template, network)
         number = level(binding) if callable(level) else network.level_number(level)
         meter = Meter(progress, network.header.data_size)
-        with LevelReader(network, number, verify=verify, tick=meter.tick) as reader:
+        with LevelReader(network, number, verify=verify, on_bytes=meter.tick) as reader:
             yield LevelPass(binding, number, reader)

@@ -216,7 +216,7 @@ def _choose(options: ExportOptions, binding: Binding) -> LevelNumber:
 def _entries(binding: Binding, level: LevelNumber, sparse: bool) -> list[Entry]:
     """The initializers of a level, in the order their bytes arrive."""
     entries = []
-    for step in binding.network.steps(level):
+    for step in binding.network.plan(level):
         if step.name is None or step.name not in binding.names:
             continue
         info, kept = binding.info(step.name), binding.kept(step.name, level) if sparse else None
