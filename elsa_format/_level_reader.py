@@ -14,6 +14,7 @@ from elsa_format._errors import ChecksumMismatch, Truncated
 from elsa_format._layouts import LAYOUTS
 from elsa_format._memory import BLOCK, aligned, give_block, take_block
 from elsa_format._network import Network, PlannedTensor
+from elsa_format._options import renamed
 from elsa_format._profile import LevelNumber
 from elsa_format._storage import Closing, fill
 
@@ -41,6 +42,7 @@ class LevelReader(Closing):
         on_bytes: Callable[[int], object] | None = None,
         problem: Callable[[ChecksumMismatch], object] | None = None,
         block: int | None = None,
+        tick: Callable[[int], object] | None = None,
     ) -> None:
         """Get ready to read what a level needs, or the `only` tensor that is wanted of it.
 
@@ -55,7 +57,9 @@ class LevelReader(Closing):
         self._own_proof = proof is None and verify and only is None
         if self._own_proof:
             self._proof = Proof(network)
-        self._on_bytes, self._problem = on_bytes, problem
+        if tick is not None:
+            renamed("tick=", "on_bytes=")
+        self._on_bytes, self._problem = on_bytes or tick, problem
         self._buffer: Block | None = None
         self.block = block or self.block
 

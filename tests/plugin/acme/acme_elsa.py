@@ -75,7 +75,7 @@ def sums(source: str, target: str, as_json: bool, quiet: bool, **options: object
         level = choose_level(network, **options)  # type: ignore[arg-type]
         meter = Meter(shown, network.header.data_size)
         lines = []
-        with LevelReader(network, tick=meter.tick) as reader:
+        with LevelReader(network, on_bytes=meter.tick) as reader:
             for step in network.plan(level):
                 if step.name is None:
                     reader.skip(step.info)
