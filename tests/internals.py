@@ -14,6 +14,7 @@ MODULES = {
     "_export_command": "elsa_converters._cli",
     "_converters_errors": "elsa_converters._errors",
     "_bench": "elsa_converters.onnx._run.bench",
+    "_onnx_evaluate": "elsa_converters.onnx._run.evaluate",
     "_export": "elsa_converters.onnx._write.export",
     "_fast": "elsa_converters.onnx._fast.pick",
     "_latency": "elsa_converters.onnx._run.latency",

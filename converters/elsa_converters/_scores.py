@@ -1,7 +1,7 @@
 """Metrics of outputs, one value for each sample; their means, with standard errors."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +13,8 @@ from elsa_format.plugins import direction
 
 Array = NDArray[Any]
 TOP = 5
+CLASSES = "classes"
+"""The axis of classes, in an expected shape."""
 
 
 class Values(NamedTuple):
@@ -34,9 +36,10 @@ class Scores:
 
     >>> scores = Scores("level 1")
     >>> scores.add({"accuracy": [1, 0]}, 2)
-    >>> scores.add({"accuracy": [1]}, 1)
-    >>> scores.metrics()
-    {'accuracy': Metric(value=0.666..., better='higher', samples=3, error=0.333...)}
+    >>> scores.add({"accuracy": [1, 0]}, 2)
+    >>> metric = scores.metrics()["accuracy"]
+    >>> metric.value, metric.better, metric.samples, round(metric.error, 3)
+    (0.5, 'higher', 4, 0.289)
     """
 
     def __init__(self, where: str) -> None:
@@ -130,6 +133,8 @@ def agree(outputs: Array, dense: Array) -> dict[str, Array]:
     >>> agree(np.array([[1.0, 2.0]]), np.array([[1.0, 3.0]]))["agreement"]
     array([1.])
     """
+    if outputs.ndim < 2:  # numbers alone
+        return compare(outputs, dense)
     same = outputs.argmax(-1) == dense.argmax(-1)
     return {"agreement": same.reshape(len(same), -1).mean(1), **compare(outputs, dense)}
 
@@ -146,11 +151,14 @@ def check_labels(labels: Array, where: str, classes: int | None = None) -> None:
         raise InvalidData(f"{where}: label {label} of sample {wrong[0][0]}, expected {expected}")
 
 
-def check_outputs(outputs: Array, shape: Iterable[int] | None, where: str, first: int) -> None:
-    """Refuse outputs that are not numbers, or not of the shape that is measured."""
-    if shape is not None and outputs.shape != tuple(shape):
+def check_outputs(outputs: Array, shape: Sequence[int | str], where: str, first: int) -> None:
+    """Refuse outputs with NaN, or not of the shape that is measured; a named axis has any size."""
+    if outputs.ndim != len(shape) or any(
+        size != found for size, found in zip(shape, outputs.shape, strict=True) if size != CLASSES
+    ):
+        expected = ", ".join(map(str, shape))
         raise InvalidData(
-            f"{where}: the output has shape {list(outputs.shape)}, expected {list(shape)}"
+            f"{where}: the output has shape {list(outputs.shape)}, expected [{expected}]"
         )
     bad = np.isnan(outputs).reshape(len(outputs), -1).any(1)
     if bad.any():

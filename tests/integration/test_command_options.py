@@ -190,6 +190,8 @@ def test_wrong_files(words: str, folder: Path, tmp_path: Path, monkeypatch) -> N
         ("onnxruntime", "onnx", "export nothing --no-such-option"),
         ("onnx", "onnx", "bench"),
         ("onnxruntime", "onnx", "bench nothing.safetensors --onnx nothing.onnx"),
+        ("transformers", "transformers", "bench nothing --text nothing.txt"),
+        ("transformers", "transformers", "bench nothing --text=nothing.txt"),
         ("jax", "train", "train"),
         ("optax", "train", "train nothing --no-such-option"),
         ("flax", "train", "train nothing.toml"),

@@ -1,6 +1,7 @@
 """Metrics of every level on samples, in ONNX Runtime."""
 
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 from elsa_converters.onnx import InvalidData, evaluate, session
 from internals import _bench as bench_module
+from internals import _onnx_evaluate as evaluate_module
 from internals import bench
 from onnx import TensorProto, helper
 
@@ -165,7 +167,7 @@ def test_a_function_of_ones_own(net: Any, data: Any) -> None:
         ({"labels": np.ones(COUNT)}, "labels are float64, expected integers"),
         ({"targets": np.ones((COUNT, 8))}, "labels and targets"),
         ({"labels": None, "targets": np.full((COUNT, 8), np.nan)}, "targets hold NaN"),
-        ({"labels": np.zeros((COUNT, 2), int)}, r"shape \[32, 8\], expected \[32, 2, 8\]"),
+        ({"labels": np.zeros((COUNT, 2), int)}, r"shape \[32, 8\], expected \[32, 2, classes\]"),
         ({"labels": None, "targets": np.ones((COUNT, 9))}, r"\[32, 8\], expected \[32, 9\]"),
         ({"x": np.ones((0, 16), np.float32), "labels": np.zeros(0, int)}, "holds no samples"),
         ({"x": np.full((COUNT, 16), np.nan, np.float32)}, "the output of sample 0 holds NaN"),
@@ -178,6 +180,49 @@ def test_what_does_not_fit_is_refused(net: Any, data: Any, change: Any, words: s
         evaluate(*net, data, progress=lambda done, total: runs.append(done))
     assert "\n" not in str(error.value)
     assert len(runs) <= 1
+
+
+def test_a_number_for_each_sample(tmp_path: Path) -> None:
+    """There is no highest of one."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"]),
+        helper.make_node("ReduceSum", ["h", "last"], ["y"], keepdims=0),
+    ]
+    given = [m.tensor("w", m.weights(16, 8)), m.tensor("last", np.array([1]))]
+    main = m.graph(nodes, [m.value("x", ["n", 16])], [m.value("y", ["n"])], given)
+    net = m.packed(m.save(m.model(main), tmp_path / "m.onnx"), tmp_path)
+    x = m.weights(9, 16)
+    found = evaluate(*net, {"x": x})
+    assert list(found["dense"]) == ["mse", "cosine"]
+    outputs = {n: session(*net, level=n).run(None, {"x": x})[0].astype(float) for n in (1, "dense")}
+    expected = np.square(outputs[1] - outputs["dense"]).mean()
+    assert found[1]["mse"].value == pytest.approx(expected)
+    with pytest.raises(InvalidData, match=r"shape \[9\], expected \[9, classes\]"):
+        evaluate(*net, {"x": x, "labels": np.zeros(9, int)})
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_where_memory_is_short_few_sessions_are_there_at_once(
+    net: Any, data: Any, labelled: bool, monkeypatch: Any
+) -> None:
+    alive: weakref.WeakSet[Any] = weakref.WeakSet()
+    most = []
+
+    def count(*arguments: Any, **options: Any) -> Any:
+        made = session(*arguments, **options)
+        alive.add(made)
+        most.append(len(alive))
+        return made
+
+    monkeypatch.setattr(evaluate_module, "session", count)
+    data = data if labelled else {"x": data["x"]}
+    expected = evaluate(*net, data)
+    assert max(most) == 4
+    most.clear()
+    alive.clear()
+    monkeypatch.setattr(evaluate_module, "available_memory", lambda: 0)
+    assert evaluate(*net, data) == expected
+    assert max(most) == (1 if labelled else 2)
 
 
 @pytest.mark.parametrize(

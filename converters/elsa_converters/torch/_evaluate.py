@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from elsa_converters._errors import InvalidData
 from elsa_converters._scores import (
+    CLASSES,
     Scores,
     Values,
     check_labels,
@@ -62,7 +63,8 @@ def evaluate(
             numbers for them.
 
     >>> model = torch.nn.Linear(100, 100)
-    >>> elsa_format.pack(model.state_dict(), "rated.safetensors", sparsities=[90, 50]).nested
+    >>> from elsa_format import pack
+    >>> pack(model.state_dict(), "rated.safetensors", sparsities=[90, 50]).nested
     ('weight',)
     >>> found = evaluate(model, "rated.safetensors", [(torch.ones(4, 100), torch.arange(4))])
     >>> list(found), sorted(found[1])
@@ -171,8 +173,7 @@ def _own(found: Any, where: str) -> Mapping[str, Any]:
 def _accuracy(model: nn.Module, batch: Any, scores: Scores) -> Mapping[str, Any]:
     labels, run = _split(batch, "labels")
     expected, outputs = _plain(labels), _plain(run(model))
-    shape = (*expected.shape, *outputs.shape[-1:])
-    check_outputs(outputs, shape, scores.where, scores.samples)
+    check_outputs(outputs, (*expected.shape, CLASSES), scores.where, scores.samples)
     check_labels(expected, "batches", outputs.shape[-1])
     return classify(outputs, expected)
 
@@ -196,7 +197,7 @@ def _loss(model: nn.Module, batch: Any, scores: Scores) -> Mapping[str, Any]:
     if (mask := given.get("attention_mask")) is not None:
         labels = labels.masked_fill(mask == 0, _IGNORED)
     logits = _first(model(**given) if given else model(ids))
-    check_outputs(_plain(logits), (*ids.shape, *logits.shape[-1:]), scores.where, scores.samples)
+    check_outputs(_plain(logits), (*ids.shape, CLASSES), scores.where, scores.samples)
     wanted = labels[:, 1:]
     losses = nn.functional.cross_entropy(
         logits[:, :-1].float().transpose(1, 2), wanted, ignore_index=_IGNORED, reduction="none"

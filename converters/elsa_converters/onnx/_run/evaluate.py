@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from elsa_converters._scores import Scores
 from elsa_converters.onnx._fast.timing import check_threads
 from elsa_converters.onnx._run.samples import Function, Samples, fit_samples
@@ -57,6 +59,7 @@ def evaluate(
         InvalidData: The arrays do not fit the graph, or a level gives no numbers for them.
         Incomplete: No level is downloaded; or without labels, the dense network is not.
 
+    >>> import numpy as np
     >>> data = {"x": np.ones((4, 100), np.float32), "labels": np.array([0, 1, 2, 3])}
     >>> sorted(evaluate("net.safetensors", "net.onnx", data)[2])
     ['accuracy', 'top5']
@@ -110,7 +113,7 @@ def _run(runner: Any, feeds: dict[str, Any], count: int, samples: Samples) -> di
     found = dict(zip(names, runner.run(None, feeds), strict=True))
     if not samples.fixed:
         return found
-    return {name: array[:count] if array.ndim else array for name, array in found.items()}
+    return {name: array[:count] if np.ndim(array) else array for name, array in found.items()}
 
 
 def _groups(

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from onnx import ValueInfoProto, helper
 
 from elsa_converters._errors import InvalidData
-from elsa_converters._scores import agree, check_labels, check_outputs, classify, compare
+from elsa_converters._scores import CLASSES, agree, check_labels, check_outputs, classify, compare
 from elsa_converters.onnx._model.read import parse_model
 from elsa_format import InvalidOption
 
@@ -72,7 +72,7 @@ class Samples:
         if self.function is not None:
             return self._call(outputs, part, where)
         found = next(iter(outputs.values()))
-        if not np.issubdtype(found.dtype, np.number):
+        if not isinstance(found, np.ndarray) or not np.issubdtype(found.dtype, np.number):
             raise InvalidData(f"{where}: the first output holds no numbers", "{function} takes any")
         if self.expected(TARGETS) is not None:
             targets = part.arrays[TARGETS]
@@ -80,7 +80,7 @@ class Samples:
             return compare(found, targets)
         if (every := self.expected(LABELS)) is not None:
             labels = part.arrays[LABELS]
-            check_outputs(found, (*labels.shape, *found.shape[-1:]), where, part.first)
+            check_outputs(found, (*labels.shape, CLASSES), where, part.first)
             if part.first == 0:
                 check_labels(every, self.where, found.shape[-1])
             return classify(found, labels)
@@ -197,6 +197,8 @@ def _count(arrays: Arrays, where: str) -> int:
 
 def _check_input(array: NDArray[Any], value: ValueInfoProto, where: str) -> int | None:
     """Compare an array with an input; returns how many samples the graph takes at a time."""
+    if not value.type.tensor_type.elem_type:
+        raise InvalidData(f"{where}: input {value.name!r} of the graph takes no tensor")
     kind = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
     if array.dtype != kind:
         raise InvalidData(
