@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from elsa_format._packing.options import PackOptions
     from elsa_format._packing.pack import PackReport, pack
     from elsa_format._profile import Level, MetricInfo, Profile
+    from elsa_format._record import record
     from elsa_format._ship import ShipReport, ship
     from elsa_format._verify import Report, verify
     from elsa_format._writer import LevelSpec, write
@@ -81,6 +82,7 @@ __all__ = [
     "NonFinite",
     "NotElsa",
     "NotNested",
+    "OutdatedDelivery",
     "OutputExists",
     "PackOptions",
     "PackReport",
@@ -113,6 +115,7 @@ __all__ = [
     "open_delivery",
     "pack",
     "read_counters",
+    "record",
     "ship",
     "stream",
     "verify",
@@ -150,6 +153,7 @@ _HOMES = {
     "open_delivery": "_deprecated",
     "pack": "_packing.pack",
     "read_counters": "_counters",
+    "record": "_record",
     "ship": "_ship",
     "stream": "_file",
     "verify": "_verify",

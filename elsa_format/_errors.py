@@ -9,7 +9,7 @@ ElsaError
 │   ├── data        CountMismatch · CounterOutOfRange · NonFinite · ChecksumMismatch
 │   │               DigestMismatch · InvalidLayout
 │   ├── shards      InvalidIndex · UnsafePath
-│   ├── delivery    InvalidDelivery · Incomplete
+│   ├── delivery    InvalidDelivery · Incomplete · OutdatedDelivery
 │   └── packing     ZeroFrozen · BitsTooWide · NotNested · AlreadyPacked · TensorMismatch
 │                   InvalidCheckpoint
 ├── InvalidOption               what was asked for is at fault, not the file (exit code 2)
@@ -199,6 +199,10 @@ class InvalidDelivery(FormatError):
 
 class Incomplete(FormatError):
     """The beginning of a delivery file ends before the part that was asked for does."""
+
+
+class OutdatedDelivery(FormatError):
+    """A delivery file was made of another state of its network."""
 
 
 class ZeroFrozen(FormatError):

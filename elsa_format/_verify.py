@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elsa_format import _kernels
-from elsa_format._container.header import TensorInfo
+from elsa_format._container.header import LENGTH_BYTES, TensorInfo
 from elsa_format._counters import refuse_unpackable
 from elsa_format._digest import LevelDigests, compare_digest
 from elsa_format._errors import (
@@ -16,7 +16,9 @@ from elsa_format._errors import (
     CounterOutOfRange,
     CountMismatch,
     FormatError,
+    InvalidOption,
     NonFinite,
+    OutdatedDelivery,
 )
 from elsa_format._level_reader import LevelReader, Proof
 from elsa_format._network import Network, open_network
@@ -61,6 +63,7 @@ class DeliveryReport(Report):
 def verify(
     source: Source,
     *,
+    original: Source | None = None,
     jobs: int = 1,
     max_bytes: int | None = None,
     progress: Progress = no_progress,
@@ -68,13 +71,16 @@ def verify(
     """Read a whole file or all shards of an index, and raise for the first thing that is wrong.
 
     The source is a path, a URL or a stream of an ELSA file or a level file; `jobs` shards are read
-    at a time. A network of more than `max_bytes` is refused from the header alone.
+    at a time. A network of more than `max_bytes` is refused from the header alone. A delivery file
+    that was not made of the `original` as it is now, with its metrics, is an `OutdatedDelivery`.
 
     >>> verify("net.safetensors").digests
     3
     """
     jobs = check_int("jobs", jobs, low=1)
     with open_network(source, sequential=True, max_bytes=max_bytes) as network:
+        if original is not None:
+            _compare_original(network, original, max_bytes)
         meter, check = Meter(progress, network.header.data_size), NetworkCheck(network)
         meter.run(lambda file: check.file(file, meter.tick), network.files, jobs)
         compared, profile, available = check.finish(), network.profile, network.available
@@ -90,6 +96,19 @@ def verify(
     if not network.downloads:
         return report
     return DeliveryReport(**vars(report), available=available[-1] if available else None)
+
+
+def _compare_original(network: Network, original: Source, max_bytes: int | None) -> None:
+    """Refuse a delivery file whose network has another header by now."""
+    if not network.downloads:
+        raise InvalidOption(f"{network.name}: is not a delivery file", "{original} is for those")
+    with open_network(original, max_bytes=max_bytes) as found:
+        made_of = [file.original_start[LENGTH_BYTES:] for file in network.files]
+        if made_of != [file.header.raw for file in found.files]:
+            raise OutdatedDelivery(
+                f"{network.name}: is older than {found.name}, or of another network: its header "
+                "differs; run elsa-ship again"
+            )
 
 
 def digest_lines(source: Source) -> list[dict[str, str]]:

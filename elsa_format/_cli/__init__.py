@@ -11,7 +11,7 @@ from elsa_format.cli import SETTINGS, VERSION, reports_errors
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
 
-OWN = ("pack", "extract", "inspect", "verify", "ship", "fetch")
+OWN = ("pack", "extract", "inspect", "verify", "ship", "fetch", "record")
 
 
 def find_command(name: str) -> click.Command | None:
@@ -53,6 +53,7 @@ def main() -> None:
     elsa verify net.safetensors
     elsa ship net.safetensors -o net.ship.safetensors
     elsa fetch https://host/net.ship.safetensors --level 1 -o net.ship.safetensors
+    elsa record net.safetensors --level 2 accuracy=0.93
     """
 
 

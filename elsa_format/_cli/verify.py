@@ -11,6 +11,12 @@ from elsa_format._verify import DeliveryReport
 
 @click.command("verify", context_settings=cli.SETTINGS)
 @click.argument("source", metavar="SRC", type=click.Path(allow_dash=True))
+@click.option(
+    "--source",
+    "original",
+    metavar="NET",
+    help="The ELSA file of which SRC, a delivery file, was made; fails if NET has changed since.",
+)
 @cli.PRINTED
 @cli.JOBS
 @cli.MAX_BYTES
@@ -21,6 +27,7 @@ from elsa_format._verify import DeliveryReport
 @cli.reports_errors
 def command(
     source: str,
+    original: str | None,
     printed: str,
     jobs: int,
     max_bytes: int | None,
@@ -38,11 +45,13 @@ def command(
 
     \b
     elsa-verify net.safetensors
+    elsa-verify net.ship.safetensors --source net.safetensors
     """
     cli.keep_apart(source, printed)
     with cli.progress("verifying", quiet=quiet) as shown:
         found = verify(
             cli.standard_input() if source == "-" else source,
+            original=original,
             jobs=jobs,
             max_bytes=max_bytes,
             progress=shown,
