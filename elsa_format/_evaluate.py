@@ -31,6 +31,7 @@ def evaluate(
     function: Function,
     *,
     verify: bool = True,
+    max_bytes: int | None = None,
     progress: Progress = no_progress,
 ) -> dict[LevelNumber, Metrics]:
     """Measure every available level and the dense network with a function of the weights.
@@ -44,6 +45,7 @@ def evaluate(
             A value is a number, or a `Metric`, which also has samples and error. Of a metric with a
             name of one's own it is a `Metric`, or a pair such as `(0.3, "lower")`.
         verify: Compare checksums; an open `File` does as it was opened.
+        max_bytes: Refuse a larger network.
         progress: Called with the numbers of levels that are measured, and of all.
 
     Returns:
@@ -60,7 +62,7 @@ def evaluate(
     """
     if not callable(function):
         raise InvalidOption(f"function={function!r}: expected a function of a level's weights")
-    file = source if isinstance(source, File) else open(source, verify=verify)
+    file = source if isinstance(source, File) else open(source, verify=verify, max_bytes=max_bytes)
     try:
         levels = file.available
         if not levels:

@@ -82,7 +82,9 @@ def record(
             raise InvalidOption(f"{source}: is a link, which cannot be replaced; name an output")
     else:
         target = in_directory(source, out)
-    with open_network(source, along=target is not None, max_bytes=max_bytes) as network:
+        if is_index(weights_file(source)) != is_index(target):
+            raise InvalidOption("an index is recorded to an index, and a file to a file")
+    with open_network(source, sequential=target is not None, max_bytes=max_bytes) as network:
         _refuse_others(network)
         changes = _Changes(network, metrics, recorded)
         heads = [changes.head(file.header, file.name) for file in network.files]
@@ -115,11 +117,11 @@ def _is_same(source: Source, out: Target) -> bool:
 
 def _refuse_others(network: Network) -> None:
     """Refuse what has no metrics of its own."""
-    if network.kind == "delivery":
+    if network.downloads:
         raise InvalidOption(
             f"{network.name}: is a delivery file; record in its ELSA file, then run elsa-ship again"
         )
-    if network.kind == "level":
+    if "dense" not in network.levels:
         raise InvalidOption(f"{network.name}: is a level file; record in the ELSA file it is from")
     if network.profile.shard is not None:
         raise InvalidOption(f"{network.name}: is a shard; name the index of all shards")

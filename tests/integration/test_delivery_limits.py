@@ -125,14 +125,16 @@ def limited(route: str) -> Callable[[Path, Path, int], object]:
         "extract whole": lambda s, out, most: elsa.extract(s, out, restore=True, max_bytes=most),
         "ship": lambda source, out, most: elsa.ship(source, out, max_bytes=most),
         "fetch": lambda source, out, most: elsa.fetch(source, out, level=1, max_bytes=most),
+        "evaluate": lambda s, _, most: elsa.evaluate(s, lambda _: {"loss": 0.0}, max_bytes=most),
+        "record": lambda s, out, most: elsa.record(s, out, {1: {"loss": 0.0}}, max_bytes=most),
         "write_report": lambda s, out, most: write_report(s, out, max_bytes=most),
     }
     return calls[route]
 
 
-BOTH = ("open", "inspect", "stream", "verify", "extract")
+BOTH = ("open", "inspect", "stream", "verify", "extract", "evaluate")
 DELIVERED = (*BOTH, "open_delivery", "extract whole", "fetch")
-PLAIN = (*BOTH, "ship", "load_level", "write_report")
+PLAIN = (*BOTH, "ship", "load_level", "record", "write_report")
 
 
 def test_no_route_lacks_a_limit() -> None:
@@ -192,7 +194,7 @@ def test_headers_and_tensors_are_limited(long_header: Path, tmp_path: Path, rout
     headers = [int.from_bytes(shard.read_bytes()[:8], "little") for shard in shards]
     assert len(shards) == 4
     together = index.stat().st_size + sum(headers)
-    target = out.with_suffix(".index.json") if route == "ship" else out
+    target = out.with_suffix(".index.json") if route in ("ship", "record") else out
     with pytest.raises(elsa.TooLarge, match=f": headers of {together} bytes"):
         limited(route)(index, target, together - 1)
     large = max(together, 4800)

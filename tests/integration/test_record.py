@@ -335,3 +335,12 @@ def test_verify_command_says_what_is_older(packed: Path, tmp_path: Path) -> None
     done = CliRunner().invoke(command, [str(packed), "--source", str(packed)])
     assert done.exit_code == 2
     assert done.stderr.endswith("is not a delivery file; --source is for those\n")
+
+
+def test_shards_are_not_recorded_into_one_file(tmp_path: Path) -> None:
+    dense = {f"w{i}": np.ones((8, 8), np.float32) * (i + 1) for i in range(3)}
+    index, out = tmp_path / "m.safetensors.index.json", tmp_path / "out.safetensors"
+    elsa.pack(dense, index, sparsities=[50], max_shard_size=300)
+    with pytest.raises(elsa.InvalidOption, match="an index is recorded to an index"):
+        elsa.record(index, out, {1: {"accuracy": 0.5}})
+    assert not out.exists()
