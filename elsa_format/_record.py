@@ -103,9 +103,10 @@ def record(
             if target is None:
                 _refuse_replaced(source, old)
             tensors = [file.header.tensors.values() for file in network.files]
+            network.close()  # Windows replaces no open file
             destination.finish(tensors, network.extra_metadata, progress)
     if target is None and is_index(source):
-        _remove_shards(source, {file.rpartition("/")[2] for file, _ in old})  # type: ignore[arg-type]
+        _remove_shards(source, {os.path.basename(file) for file, _ in old})  # type: ignore[arg-type]
 
 
 def _is_same(source: Source, out: Target) -> bool:

@@ -17,6 +17,7 @@ from elsa_converters.onnx import (
     all_levels_session,
     export,
     export_all_levels,
+    level_within,
     session,
 )
 from onnx import ModelProto, TensorProto, helper
@@ -186,6 +187,33 @@ def test_the_level_is_chosen_by_sparsity_or_size(tmp_path: Path) -> None:
     assert export(elsa, template, tmp_path / "c.onnx", max_size=limit, sparse=True) == 1
     with pytest.raises(elsa_format.NoSuchLevel):
         export(elsa, template, tmp_path / "d.onnx", max_size=limit - 1, sparse=True)
+
+
+def test_the_level_is_chosen_by_its_metrics(tmp_path: Path) -> None:
+    elsa, template = m.packed(m.save(m.mlp(), tmp_path / "m.onnx"), tmp_path)
+    with pytest.raises(elsa_format.NoSuchLevel, match="no level records accuracy"):
+        export(elsa, template, tmp_path / "a.onnx", min={"accuracy": 0.5})
+    metrics = {1: 0.7, 2: 0.8, 3: 0.81, "dense": 0.9}
+    elsa_format.record(
+        elsa,
+        None,
+        {n: {"accuracy": elsa_format.Metric(x, "higher", 9, 0.02)} for n, x in metrics.items()},
+    )
+    wanted: Any = {"min": {"accuracy": 0.75}}
+    assert export(elsa, template, tmp_path / "b.onnx", **wanted) == 2
+    out = tmp_path / "c.onnx"
+    assert export(elsa, template, out, max_size=10**6, **wanted) == "dense"
+    export(elsa, template, tmp_path / "2.onnx", level=2, sparse=True)
+    limit = (tmp_path / "2.onnx").stat().st_size
+    assert export(elsa, template, out, max_size=limit, sparse=True, force=True, **wanted) == 2
+    with pytest.raises(elsa_format.NoSuchLevel, match="takes 99 bytes or less; level 2 takes"):
+        export(elsa, template, tmp_path / "d.onnx", max_size=99, sparse=True, **wanted)
+    # In time are all, so it is the best.
+    assert level_within(elsa, template, 10.0, **wanted) == "dense"
+    with pytest.raises(elsa_format.NoSuchLevel, match="or less; "):
+        level_within(elsa, template, 1e-12, **wanted)
+    with pytest.raises(elsa_format.ConflictingOptions):
+        ExportOptions(level=1, **wanted)
 
 
 def test_options_serve_several_exports(tmp_path: Path) -> None:

@@ -396,6 +396,10 @@ def test_a_level_by_its_metrics(tmp_path: Path) -> None:
     packed = make("gpt2", tmp_path, torch.float32)
     with pytest.raises(elsa_format.NoSuchLevel, match="no level records accuracy"):
         load("gpt2", packed, quantization_config=ElsaConfig(min={"accuracy": 0.5}))
+    elsa_format.record(packed, None, {1: {"accuracy": 0.4}, 2: {"accuracy": 0.6}})
+    expected = state(load("gpt2", packed, quantization_config=ElsaConfig(level=2)))
+    wanted = ElsaConfig(min={"accuracy": 0.5})
+    assert state(load("gpt2", packed, quantization_config=wanted)) == expected
     with pytest.raises(elsa_format.ConflictingOptions):
         ElsaConfig(level=1, max={"loss": 2})
     assert ElsaConfig().level == "dense"
