@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from elsa_converters._errors import InvalidData
 from elsa_converters._scores import (
@@ -20,7 +21,7 @@ from elsa_converters._scores import (
     classify,
     compare,
 )
-from elsa_converters.torch._load import load_level, opened, unwrapped
+from elsa_converters.torch._load import is_expanded, load_level, opened, unwrapped
 from elsa_format import Incomplete, InvalidOption, Metric
 from elsa_format.plugins import LevelLike, LevelNumber, Progress, no_progress, show_level
 
@@ -114,6 +115,8 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
     tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     if any(tensor.is_meta for tensor in tensors.values()):
         raise InvalidOption("the model is on the meta device; load a level into it first")
+    if any(is_lazy(tensor) for tensor in tensors.values()):
+        raise InvalidOption("the model has lazy parameters; run it once first")
     before = {number: tensor.detach().clone() for number, tensor in tensors.items()}
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
@@ -122,7 +125,8 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
     finally:
         with torch.no_grad():
             for number, tensor in tensors.items():
-                tensor.copy_(before[number])
+                if not is_expanded(tensor):  # which nothing can have written to
+                    tensor.copy_(before[number])
         for module, mode in modes:
             module.training = mode
 

@@ -206,10 +206,15 @@ def _refuse_unwritable(name: str, tensor: Tensor) -> None:
     """Refuse what can't be loaded into before anything is written."""
     if is_lazy(tensor):
         raise InvalidOption(f"the model's {name!r} has no shape before the first forward")
-    if any(
-        size > 1 and step == 0 for size, step in zip(tensor.shape, tensor.stride(), strict=True)
-    ):
+    if is_expanded(tensor):
         raise InvalidOption(f"the model's {name!r} is expanded from less memory; clone() it first")
+
+
+def is_expanded(tensor: Tensor) -> bool:
+    """Whether elements share memory, so that nothing can be written to it."""
+    return any(
+        size > 1 and step == 0 for size, step in zip(tensor.shape, tensor.stride(), strict=True)
+    )
 
 
 def _difference(unmatched: Unmatched) -> str:
