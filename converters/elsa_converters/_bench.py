@@ -94,6 +94,12 @@ class FunctionType(click.ParamType):  # type: ignore[type-arg]
 @click.option(
     "--no-time", is_flag=True, help="With --data: measure metrics only, neither time nor memory."
 )
+@click.option(
+    "--record",
+    "recorded",
+    is_flag=True,
+    help="With --data or --text: record the metrics in SRC, which a new file replaces.",
+)
 @THREADS
 @DIM
 @click.option(
@@ -124,6 +130,7 @@ def bench(
     limit: int | None,
     batch: int,
     no_time: bool,
+    recorded: bool,
     threads: int | None,
     sizes: tuple[tuple[str, int], ...],
     metric: str | None,
@@ -144,6 +151,7 @@ def bench(
     elsa-bench net.safetensors --onnx net.onnx --data validation.npz
     elsa-bench net.safetensors --onnx net.onnx --dim batch=8 --json
     elsa-bench net.safetensors --onnx net.onnx --html report.html
+    elsa-bench net.safetensors --onnx net.onnx --data validation.npz --no-time --record
     elsa-bench model/ --text held-out.txt
     """
     if force and printed == "-" and target is None:
@@ -154,13 +162,17 @@ def bench(
         raise click.UsageError("--evaluate goes with --data.")
     if no_time and (data is None or target is not None):
         raise click.UsageError("--no-time goes with --data, and without --html.")
-    if data is None and text is None and limit is not None:
-        raise click.UsageError("--limit goes with --data or --text.")
+    if data is None and text is None and (limit is not None or recorded):
+        name = "--record" if recorded else "--limit"
+        raise click.UsageError(f"{name} goes with --data or --text.")
+    if text is not None and (data is not None or target is not None):
+        raise click.UsageError("--data and --html go with --onnx.")
     width = columns(printed)
+    recording = _recording(source, template) if recorded else None
     if text is not None:
-        if data is not None or target is not None:
-            raise click.UsageError("--data and --html go with --onnx.")
         metrics = _measure_text(source, text, limit, quiet)
+        if recording is not None:
+            recording.write(metrics)
         answer(_show_metrics(source, metrics, width, as_json), printed, force=force)
         return
     assert template is not None
@@ -179,6 +191,8 @@ def bench(
                 threads=threads,
                 progress=shown,
             )
+        if recording is not None:
+            recording.write(measured)
         if no_time:
             answer(_show_metrics(source, measured, width, as_json), printed, force=force)
             return
@@ -203,6 +217,12 @@ def bench(
         write_report(source, target, measured=plain, force=force)
     shown_rows = json.dumps(plain, indent=2) if as_json else show(rows, metric or "accuracy", width)
     answer(shown_rows, printed, force=force)
+
+
+def _recording(source: str, template: str | None) -> Any:
+    from elsa_converters._recording import Recording  # takes long to import
+
+    return Recording(source, template)
 
 
 def show(rows: Any, metric: str, width: int | None = None) -> str:

@@ -1,6 +1,7 @@
 """Metrics of every level on samples, in ONNX Runtime."""
 
 import json
+import shutil
 import weakref
 from pathlib import Path
 from typing import Any
@@ -344,3 +345,74 @@ def test_metrics_alone(net: Any, data: Any, tmp_path: Path, monkeypatch: Any) ->
     assert [row["name"] for row in rows] == ["95%", "80%", "50%", ""]
     found = [{n: Metric(**m) for n, m in row["metrics"].items()} for row in rows]
     assert found == list(evaluate(*net, data).values())
+
+
+def bench_here(folder: Path, *options: str) -> Any:
+    words = [str(folder / "net.safetensors"), "--onnx", str(folder / "net.onnx")]
+    data = ["--data", str(folder / "val.npz"), "--no-time", "-q"]
+    return CliRunner().invoke(bench, [*words, *data, *options])
+
+
+def test_record(net: Any, data: Any, tmp_path: Path) -> None:
+    """The file records all, its weights are the same, and the template points to them."""
+    folder = tmp_path
+    for path in net:
+        shutil.copy(path, folder)
+    x = {"x": data["x"]}
+    before = m.run(folder / "net.onnx", x)
+    np.savez(folder / "val.npz", **data)
+    result = bench_here(folder, "--record")
+    assert result.exit_code == 0, result.output
+    with elsa_format.open(folder / "net.safetensors") as file, elsa_format.open(net[0]) as old:
+        for level, found in evaluate(*net, data).items():
+            about = file.levels[level - 1] if level != "dense" else None
+            values = about.metrics if about else file.profile.dense_metrics
+            errors = about.errors if about else file.profile.dense_errors
+            assert values == {name: metric.value for name, metric in found.items()}
+            assert errors == {name: metric.error for name, metric in found.items()}
+            weights, expected = file.load(level), old.load(level)
+            assert {n: a.tobytes() for n, a in weights.items()} == {
+                n: a.tobytes() for n, a in expected.items()
+            }
+        info = file.profile.metrics["accuracy"]
+        assert (info.better, info.samples) == ("higher", COUNT)
+        assert info.recorded == f"elsa-bench {elsa_format.__version__}"
+    elsa_format.verify(folder / "net.safetensors")
+    m.assert_same(m.run(folder / "net.onnx", x), before)  # straight from ONNX Runtime
+
+
+def test_nothing_is_recorded_in_a_file_that_changed(
+    net: Any, data: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    for path in net:
+        shutil.copy(path, tmp_path)
+    np.savez(tmp_path / "val.npz", **data)
+    elsa = tmp_path / "net.safetensors"
+
+    def swap(*arguments: Any, **options: Any) -> Any:
+        found = evaluate(*arguments, **options)
+        with elsa_format.open(net[0]) as file:
+            weights = file.load("dense")
+        elsa_format.pack(weights, elsa, sparsities=[70], force=True)
+        return found
+
+    monkeypatch.setattr("elsa_converters.onnx.evaluate", swap)
+    result = bench_here(tmp_path, "--record")
+    assert result.exit_code == 1
+    assert "changed while it was measured; measure it again" in result.output
+    with elsa_format.open(elsa) as file:
+        assert file.profile.dense_metrics == {}
+
+
+def test_what_cannot_be_recorded_is_refused_first(
+    net: Any, data: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("elsa_converters.onnx.evaluate", None)
+    np.savez(tmp_path / "val.npz", **data)
+    shutil.copy(net[1], tmp_path)
+    elsa_format.ship(net[0], tmp_path / "net.safetensors")
+    result = bench_here(tmp_path, "--record")
+    assert result.exit_code == 2
+    assert "is a delivery file; record metrics in its ELSA file" in result.output
+    result = CliRunner().invoke(bench, [str(net[0]), "--onnx", str(net[1]), "--record"])
+    assert "--record goes with --data or --text" in result.output

@@ -88,6 +88,19 @@ def test_the_command(folder: Path) -> None:
     assert result.stderr == ""
 
 
+def test_record(folder: Path) -> None:
+    """Loaded by its metric then, the model is as good as that."""
+    text = folder.parent / "text.txt"
+    found = evaluate_text(folder, text)
+    result = CliRunner().invoke(bench, [str(folder), "--text", str(text), "--record", "-q"])
+    assert result.exit_code == 0, result.output
+    assert evaluate_text(folder, text) == found
+    with elsa_format.open(folder) as file:
+        assert file.levels[0].metrics["perplexity"] == found[1]["perplexity"].value
+        assert file.profile.metrics["perplexity"].better == "lower"
+        assert file.choose(max={"perplexity": found[1]["perplexity"].value}) == 1
+
+
 def test_a_model_that_is_loaded_is_as_it_was(folder: Path) -> None:
     """What was trained meanwhile, and the level it is at, are nobody's business."""
     model = hf.AutoModelForCausalLM.from_pretrained(

@@ -86,6 +86,16 @@ def read_model(path: str | os.PathLike[str], also: Container[str] = ()) -> Model
     return Model(path, proto, weights, template)
 
 
+def data_files(path: str | os.PathLike[str]) -> set[Path]:
+    """The files that a model's initializers point to."""
+    return {
+        Path(path).parent / entry.value
+        for tensor in parse_model(Path(path)).graph.initializer
+        for entry in tensor.external_data
+        if entry.key == "location"
+    }
+
+
 def opset_versions(proto: ModelProto) -> Iterator[int]:
     """Versions of the standard operators; a valid model has one."""
     return (o.version for o in proto.opset_import if o.domain in ("", "ai.onnx"))

@@ -88,3 +88,11 @@ def write_template(
     with open_output(template_path, force=force, in_order=True) as output:
         output.write_at(0, proto.SerializeToString(deterministic=True))
         output.commit()
+
+
+def renew_template(template: str | os.PathLike[str], elsa_path: str | os.PathLike[str]) -> None:
+    """Let a template point into an ELSA file whose header has changed."""
+    with open_network(elsa_path) as network:
+        model = read_model(template, also=network.tensors)
+    if model.is_template:
+        write_template(model, template, elsa_path, force=True)
