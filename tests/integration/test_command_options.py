@@ -16,7 +16,7 @@ import elsa_format as elsa
 from elsa_format.cli import install_command
 
 BIN = Path(sys.executable).parent
-COMMANDS = ("pack", "extract", "inspect", "verify", "export")
+COMMANDS = ("pack", "extract", "inspect", "verify", "record", "export")
 
 
 Done = subprocess.CompletedProcess[str]
