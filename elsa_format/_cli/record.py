@@ -49,7 +49,9 @@ def command(
     """Record metrics of a level, or of the dense network, in an ELSA file.
 
     NET is a file, a shard index (.index.json) or a model directory. Its weights stay as they are. A
-    new file replaces it when it is complete; of an index, new shards under new names do.
+    new file replaces it when it is complete; of an index, new shards under new names do. The
+    weights begin elsewhere afterwards: ONNX templates and --all-levels graphs that point into NET
+    have to be written again.
 
     \b
     elsa-record net.safetensors --level 2 accuracy=0.93
