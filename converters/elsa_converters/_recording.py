@@ -36,7 +36,7 @@ class Recording:
         found: Mapping[LevelLike, Any] = {level: metrics[level] for level in metrics}
         record(self.source, None, found, recorded=f"elsa-bench {__version__}")
         if self._points and self.template is not None:
-            from elsa_converters.onnx._write.template import renew_template
+            from elsa_converters.onnx import renew_template
 
             renew_template(self.template, self.source)
 

@@ -26,7 +26,7 @@ from elsa_converters.onnx._run.session import (
 )
 from elsa_converters.onnx._write.all_levels import export_all_levels
 from elsa_converters.onnx._write.export import ExportOptions, export
-from elsa_converters.onnx._write.template import OnnxCheckpoint, write_template
+from elsa_converters.onnx._write.template import OnnxCheckpoint, renew_template, write_template
 
 __all__ = [
     "ExportOptions",
@@ -46,6 +46,7 @@ __all__ = [
     "level_within",
     "measure_levels",
     "measured_axes",
+    "renew_template",
     "session",
     "sparse_ops_library",
     "write_template",

@@ -91,7 +91,19 @@ def write_template(
 
 
 def renew_template(template: str | os.PathLike[str], elsa_path: str | os.PathLike[str]) -> None:
-    """Let a template point into an ELSA file whose header has changed."""
+    """Let a template point into its ELSA file again after metrics were recorded in that.
+
+    Another header moves the weights, and ONNX Runtime would read other bytes without a word. Other
+    models than templates stay as they are.
+
+    Args:
+        template: The template, which is replaced.
+        elsa_path: The ELSA file, a shard index or a model directory.
+
+    >>> from elsa_format import record
+    >>> record("net.safetensors", None, {1: {"accuracy": 0.91}})
+    >>> renew_template("net.onnx", "net.safetensors")
+    """
     with open_network(elsa_path) as network:
         model = read_model(template, also=network.tensors)
     if model.is_template:
