@@ -49,8 +49,8 @@ def record(
     """Record metrics of levels in an ELSA file, whose weights stay as they are.
 
     A new file is written, with constant memory, and takes its name when it is complete. Checksums
-    and digests stay; other metrics do, too. The weights begin elsewhere in the new file: ONNX models
-    that point into the old one have to be written again.
+    and digests stay; other metrics do, too. The weights begin elsewhere in the new file, so write
+    ONNX models that point into the old one again.
 
     Args:
         source: The ELSA file, the index of one in shards, or a model directory: a path or URL. With

@@ -96,6 +96,6 @@ def _from_pretrained(kind: Any, where: str, **options: Any) -> Any:
         return kind.from_pretrained(where, local_files_only=True, **options)
     except ElsaError:
         raise
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, ImportError) as error:
         first, *_ = str(error).strip().splitlines() or [type(error).__name__]
         raise InvalidData(f"{where}: {kind.__name__}: {first}") from error
