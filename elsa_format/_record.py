@@ -45,7 +45,7 @@ def record(
     max_bytes: int | None = None,
     force: bool = False,
     progress: Progress = no_progress,
-) -> None:
+) -> bool:
     """Record metrics of levels in an ELSA file, whose weights stay as they are.
 
     A new file is written, with constant memory, and takes its name when it is complete. Checksums
@@ -64,6 +64,9 @@ def record(
         max_bytes: Refuse a larger network.
         force: Replace an `out` that exists.
         progress: Called with bytes that are written, and bytes in all.
+
+    Returns:
+        Whether the weights begin elsewhere than before, so that such models are outdated.
 
     Raises:
         InputChanged: The source is no longer what it was when it was opened.
@@ -90,8 +93,9 @@ def record(
         changes = _Changes(network, metrics, recorded)
         heads = [changes.head(file.header, file.name) for file in network.files]
         old = [(file.name, file.header.raw) for file in network.files]
+        moved = [file.header.data_start for file in network.files] != [len(head) for head in heads]
         if target is None and [raw for _, raw in old] == [head[LENGTH_BYTES:] for head in heads]:
-            return
+            return False
         with (
             _Replacement(source, heads)  # type: ignore[arg-type]
             if target is None
@@ -108,6 +112,8 @@ def record(
             destination.finish(tensors, network.extra_metadata, progress)
     if target is None and is_index(source):
         _remove_shards(source, {os.path.basename(file) for file, _ in old})  # type: ignore[arg-type]
+        return True
+    return moved
 
 
 def _is_same(source: Source, out: Target) -> bool:

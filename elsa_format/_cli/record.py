@@ -64,13 +64,18 @@ def command(
         raise click.UsageError("The same metric is given twice.")
     found = {name: Metric(value, better or "", samples) for name, value in metrics}
     with cli.progress("recording", quiet=quiet) as shown:
-        record(source, target, {level: found}, progress=shown, **options)
+        moved = record(source, target, {level: found}, progress=shown, **options)
     place = target or source
     values = ", ".join(f"{name} {value:.10g}" for name, value in metrics)
     level = level if level == "dense" else f"level {level}"
+    summary = f"{cli.shown(place)}: {level}: {values}"
+    if moved:
+        summary += (
+            "\nwarning: its weights begin elsewhere now; write ONNX models that point to them again"
+        )
     cli.report(
-        {"level": level, "metrics": dict(metrics)},
-        f"{cli.shown(place)}: {level}: {values}",
+        {"level": level, "metrics": dict(metrics), "moved": moved},
+        summary,
         place,
         as_json=as_json,
         quiet=quiet,

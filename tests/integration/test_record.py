@@ -344,3 +344,16 @@ def test_shards_are_not_recorded_into_one_file(tmp_path: Path) -> None:
     with pytest.raises(elsa.InvalidOption, match="an index is recorded to an index"):
         elsa.record(index, out, {1: {"accuracy": 0.5}})
     assert not out.exists()
+
+
+def test_who_records_hears_that_weights_have_moved(packed: Path) -> None:
+    told = []
+    for words in (["accuracy=0.5"], ["accuracy=0.6"], ["f" * 300 + "=0.5"]):
+        with elsa.open(packed) as file:
+            before = file.file_size - file.data_size
+        done = CliRunner().invoke(find_command("record"), [str(packed), "-l", "1", *words])
+        with elsa.open(packed) as file:
+            moved = file.file_size - file.data_size != before
+        told.append(moved)
+        assert ("warning: its weights begin elsewhere now" in done.stderr) == moved, done.output
+    assert told[1:] == [False, True]
