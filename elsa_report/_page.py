@@ -79,6 +79,7 @@ def render(inspected: Mapping[str, Any], measured: Sequence[Mapping[str, Any]] =
     if "levels" not in inspected:
         raise InvalidOption(f"{inspected['path']}: is a level file; a report is of an ELSA file")
     document = {**describe(inspected), "measured": list(measured)}
+    _add_metrics(document, measured)
     folder = resources.files("elsa_report")
     style, script, page = (
         (folder / name).read_text("utf-8") for name in ("report.css", "report.js", "report.html")
@@ -121,12 +122,18 @@ def describe(inspected: Mapping[str, Any]) -> dict[str, Any]:
                 # Of this file: in a shard, the profile's own number counts the whole network.
                 "kept": sum(tensor["kept"][at] for tensor in nested),
                 "digest": level["digest"],
-                "metrics": level["metrics"],
+                "metrics": dict(level["metrics"]),
+                "errors": dict(level["errors"]),
                 "sizes": [level["sizes"][layout] for layout in ("dense", "bitmask", "csr")],
             }
             for at, level in enumerate(levels)
         ],
-        "dense": {"metrics": dense["metrics"], "size": dense["size"]},
+        "dense": {
+            "metrics": dict(dense["metrics"]),
+            "errors": dict(dense["errors"]),
+            "size": dense["size"],
+        },
+        "better": {name: about["better"] for name, about in inspected["metrics"].items()},
         "layers": [
             {
                 "name": tensor["name"],
@@ -148,8 +155,22 @@ def describe(inspected: Mapping[str, Any]) -> dict[str, Any]:
         ],
         "measured": [],
         "downloads": delivery and [level["size"] for level in delivery["levels"]],
+        "estimates": [network["download_estimate"] for network in [*levels, dense]],
         "full": _numbered(inspected["full"], nested) if "full" in inspected else None,
     }
+
+
+def _add_metrics(document: dict[str, Any], measured: Sequence[Mapping[str, Any]]) -> None:
+    """What was measured goes before what the file records."""
+    for row in measured:
+        dense = row["level"] == "dense"
+        network = document["dense"] if dense else document["levels"][row["level"] - 1]
+        for name, metric in row.get("metrics", {}).items():
+            network["metrics"][name] = metric["value"]
+            network["errors"].pop(name, None)
+            if metric["error"] is not None:
+                network["errors"][name] = metric["error"]
+            document["better"][name] = metric["better"]
 
 
 def _numbered(full: Mapping[str, Any], nested: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

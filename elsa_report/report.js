@@ -68,6 +68,13 @@
     return value >= 9.95 || value === 0 ? value.toFixed(0) : value >= 0.995 ? value.toFixed(1) : value.toFixed(2);
   }
   const number = (x) => (Number.isInteger(x) && Math.abs(x) < 1e9 ? String(x) : String(Number(x.toPrecision(5))));
+  // Two digits of a standard error tell enough, as in elsa-bench.
+  function measure(value, error) {
+    if (error === null) return number(value);
+    if (error < 1e-6) return `${number(value)} ± ${Number(error.toPrecision(2))}`;
+    const places = Math.max(1 - Number(error.toExponential(1).split("e")[1]), 0);
+    return `${value.toFixed(places)} ± ${error.toFixed(places)}`;
+  }
   const shape = (dims) => (dims.length ? dims.join(" × ") : "scalar");
   const share = (part, all) => (all ? part / all : 0);
   const levelName = (t, most = 40) => `Level ${t} · ${short(levels[t - 1].name, most)}`;
@@ -136,10 +143,10 @@
   function drawHead() {
     $("file-name").textContent = short(file.name, 200);
     const nested = layers.length;
-    const networks = T === 1 ? "One sparse network" : `${T} sparse networks`;
+    const nestedIn = T === 1 ? "One sparse network" : `${T} sparse networks`;
     const carry = `${count(nested)} of its ${count(file.tensors)} tensors carry counters.`;
     const part = file.shard ? ` This is shard ${file.shard[0]} of ${file.shard[1]}; all numbers are of this shard.` : "";
-    $("summary").textContent = `${networks} nested in one dense network. ${carry}${part}`;
+    $("summary").textContent = `${nestedIn} nested in one dense network. ${carry}${part}`;
     const ends = T > 1 ? `${percent(sparsities[T - 1], digits).slice(0, -2)}–${percent(sparsities[0], digits)}` : percent(sparsities[0], digits);
     const facts = [
       ["File size", size(file.size), `${count(file.size)} bytes`],
@@ -158,28 +165,30 @@
 
   const sparsities = levels.map((level) => 1 - share(level.kept, file.weights));
   const digits = Math.min(Math.max(...sparsities.map(digitsFor)), 4);
-  const metrics = [...new Set([...levels, data.dense].flatMap((level) => Object.keys(level.metrics)))].sort();
+  const networks = [...levels, data.dense];
+  const metrics = [...new Set(networks.flatMap((level) => Object.keys(level.metrics)))].sort();
+  const own = (values, name) => (Object.hasOwn(values, name) ? values[name] : null);
+  const downloads = data.downloads ?? data.estimates; // of the dense network last
 
   function drawLevels() {
     const digests = levels.some((level) => level.digest);
     const swatch = (t) => { const box = make("span", { class: "swatch" }); box.style.background = stepColour(t); return box; };
     const cell = (text, kind = "num") => make("td", { class: kind }, text);
-    const head = ["Level", "Name", "Sparsity", "Kept", ...LAYOUTS.map((name) => `As ${name}`), ...(data.downloads ? ["Download"] : [])];
-    const download = (t) => (data.downloads ? [data.downloads[t]] : []); // bytes of a delivery file
+    const head = ["Level", "Name", "Sparsity", "Kept", ...LAYOUTS.map((name) => `As ${name}`), data.downloads ? "Download" : "Download, about"];
     const asked = (level) => {
       if (level.pattern) return make("span", { class: "sub" }, `asked for ${level.pattern}`);
       const named = /^\s*([\d.]+)\s*%\s*$/.exec(level.name); // most names are the target, rounded
       if (level.target === null || (named && Math.abs(Number(named[1]) - 100 * level.target) < 0.006)) return null;
       return make("span", { class: "sub" }, `asked for ${axisPercent(level.target)}`);
     };
-    const row = (label, t, name, asks, kept, sizes, values, digest) =>
+    const row = (label, t, name, asks, kept, sizes, found, digest) =>
       make("tr", {},
         make("th", { scope: "row" }, swatch(t), label),
         make("td", { class: "name" }, name, asks),
         cell(percent(1 - share(kept, file.weights), digits)),
         cell(count(kept)),
         ...sizes.map((bytes) => cell(bytes === null ? "–" : size(bytes))),
-        ...metrics.map((metric) => cell(Object.hasOwn(values, metric) ? number(values[metric]) : "–")),
+        ...metrics.map((metric) => cell(own(found.metrics, metric) === null ? "–" : measure(found.metrics[metric], own(found.errors, metric)))),
         digests ? make("td", { class: "digest", title: digest || undefined }, digest ? digest.slice(7, 15) : "–") : null,
       );
     $("level-table").replaceChildren(
@@ -188,8 +197,8 @@
         ...metrics.map((metric) => make("th", { scope: "col", class: "num" }, isolated(metric, 28))),
         digests ? make("th", { scope: "col" }, "Digest") : null)),
       make("tbody", {}, ...levels.map((level, i) =>
-        row(String(i + 1), i + 1, isolated(level.name, 80), asked(level), level.kept, [...level.sizes, ...download(i)], level.metrics, level.digest))),
-      make("tfoot", {}, row("dense", 0, "the file as it is", null, file.weights, [data.dense.size, null, null, ...download(levels.length)], data.dense.metrics, null)),
+        row(String(i + 1), i + 1, isolated(level.name, 80), asked(level), level.kept, [...level.sizes, downloads[i]], level, level.digest))),
+      make("tfoot", {}, row("dense", 0, "the file as it is", null, file.weights, [data.dense.size, null, null, downloads[T]], data.dense, null)),
     );
   }
 
@@ -281,6 +290,22 @@
     (x, y) => svg("circle", { cx: x, cy: y, r: 4 }),
     (x, y) => svg("rect", { x: x - 3.6, y: y - 3.6, width: 7.2, height: 7.2 }),
     (x, y) => svg("path", { d: `M${x} ${y - 5}L${x + 5} ${y + 4}H${x - 5}Z` }),
+    (x, y) => svg("path", { d: `M${x} ${y - 6}L${x + 6} ${y}L${x} ${y + 6}L${x - 6} ${y}Z` }),
+  ];
+  const OPEN = 0; // of MARKS: a level that another beats
+  const DIAMOND = 3; // of MARKS: a level that no other beats
+
+  // What a metric is drawn over. More sparsity is better, and less of all else.
+  const SPARSITY = { name: "sparsity", sign: 1, values: [...sparsities, 0], show: (s) => percent(s) };
+  const milliseconds = networks.map((_, i) => {
+    const row = data.measured.find(({ level }) => level === (i < T ? i + 1 : "dense"));
+    return row ? 1000 * (row.fast_seconds ?? row.dense_seconds) : null;
+  });
+  const overs = [
+    SPARSITY,
+    ...[1, 2].map((i) => ({ name: `bytes as ${LAYOUTS[i]}`, sign: -1, values: [...levels.map((level) => level.sizes[i]), data.dense.size], show: size, format: axisSize })),
+    { name: data.downloads ? "download" : "estimated download", sign: -1, values: downloads, show: size, format: axisSize },
+    ...(data.measured.length ? [{ name: "milliseconds", sign: -1, values: milliseconds, show: (ms) => `${Number(ms.toPrecision(4))} ms`, format: number }] : []),
   ];
 
   // The paper's axis: sparsity, spaced by the logarithm of the number of weights kept.
@@ -314,86 +339,154 @@
     return { x, marks };
   }
 
+  function plainAxis({ values, format }, margin, width) {
+    const known = values.filter((value) => value !== null);
+    const [low, high] = padded(Math.min(...known), Math.max(...known), 0.06);
+    const x = (value) => margin.left + ((value - low) / (high - low)) * (width - margin.left - margin.right);
+    return { x, marks: ticks(Math.max(low, 0), high, (width - margin.left) / 90) };
+  }
+  // Equal values get room, and so do those whose difference no tick could show.
+  function padded(low, high, part) {
+    const most = Math.max(Math.abs(low), Math.abs(high));
+    const span = high - low > most * 1e-9 ? high - low : most * 0.1 || 1;
+    return [low - span * part, high + span * part];
+  }
+
   function lineChart(box, width, options) {
-    const { series, references, format, fromZero, label } = options;
+    const { series, references, format, fromZero, label, over = SPARSITY } = options;
     const height = Math.round(Math.min(Math.max(width * 0.6, 230), 320));
-    const values = [...series.flatMap((line) => line.values), ...references.map((r) => r.value)].filter((v) => v !== null);
-    let [low, high] = [Math.min(...values), Math.max(...values)];
-    const span = high - low || Math.abs(high) * 0.1 || 1;
-    low = fromZero ? 0 : low - span * 0.12;
-    high += span * 0.12;
+    const bar = (line, i) => line.errors?.[i] ?? 0;
+    const drawn = series.flatMap((line) => line.values.flatMap((v, i) => (v === null ? [] : [v - bar(line, i), v + bar(line, i)])));
+    const values = [...drawn, ...references.map((r) => r.value)];
+    let [low, high] = padded(Math.min(...values), Math.max(...values), 0.12);
+    if (fromZero) low = 0;
     const margin = { left: Math.max(room(ticks(low, high, 5).map(format)), 40), right: 14, top: 12, bottom: 42 };
     const root = frame(width, height, label);
     const y = verticalAxis(root, margin, width, height, low, high, format);
-    const { x, marks } = horizontal(margin, width);
+    const { x, marks } = over === SPARSITY ? horizontal(margin, width) : plainAxis(over, margin, width);
+    const at = (i) => x(over.values[i]);
+    const shown = networks.map((_, i) => i).filter((i) => over.values[i] !== null && series.some((line) => i < line.values.length));
     for (const s of marks) {
       root.append(
         svg("line", { class: "axis", x1: x(s), x2: x(s), y1: height - margin.bottom, y2: height - margin.bottom + 5 }),
-        svg("text", { x: x(s), y: height - margin.bottom + 19, "text-anchor": "middle" }, axisPercent(s)),
+        svg("text", { x: x(s), y: height - margin.bottom + 19, "text-anchor": "middle" }, (over.format ?? axisPercent)(s)),
       );
     }
     root.append(baseline(margin, width, height));
-    const name = axis === "log" ? "sparsity (logarithmic in kept weights)" : "sparsity";
+    const name = over === SPARSITY && axis === "log" ? "sparsity (logarithmic in kept weights)" : over.name;
     root.append(svg("text", { x: (margin.left + width - margin.right) / 2, y: height - 4, "text-anchor": "middle" }, name));
     for (const reference of references) {
       root.append(
         svg("line", { class: "reference", x1: margin.left, x2: width - margin.right, y1: y(reference.value), y2: y(reference.value) }),
-        svg("text", { class: "value", x: width - margin.right, y: y(reference.value) - 6, "text-anchor": "end" }, reference.name),
+        // Where the curve is far: the densest network is at the right of all but sparsity.
+        svg("text", { class: "value", y: y(reference.value) - 6, ...(over === SPARSITY ? { x: width - margin.right, "text-anchor": "end" } : { x: margin.left + 4 }) }, reference.name),
       );
     }
     const small = T > 30 ? 0.6 : 1;
     series.forEach((line) => {
-      const points = line.values.map((value, i) => (value === null ? null : [x(sparsities[i]), y(value)])).filter(Boolean);
-      if (points.length > 1) root.append(svg("path", { class: `line s${line.style}`, d: `M${points.map((p) => p.map((c) => c.toFixed(1)).join(" ")).join("L")}` }));
-      for (const [px, py] of T > 60 ? [] : points) {
-        const mark = MARKS[line.style - 1](0, 0);
-        mark.setAttribute("class", `mark f${line.style}`);
-        mark.setAttribute("transform", `translate(${px.toFixed(1)} ${py.toFixed(1)}) scale(${small})`);
-        root.append(mark);
+      const points = shown.filter((i) => line.values[i] !== null).map((i) => [at(i), y(line.values[i]), i]);
+      if (points.length > 1) root.append(svg("path", { class: `line s${line.style}`, d: `M${points.map(([px, py]) => `${px.toFixed(1)} ${py.toFixed(1)}`).join("L")}` }));
+      for (const [px, py, i] of points) {
+        const [value, error, kind] = [line.values[i], bar(line, i), line.marks?.[i] ?? line.style - 1];
+        if (error) {
+          const [top, foot] = [y(value + error).toFixed(1), y(value - error).toFixed(1)];
+          const [left, right] = [(px - 4).toFixed(1), (px + 4).toFixed(1)];
+          root.append(svg("path", { class: "error", d: `M${left} ${top}H${right}M${left} ${foot}H${right}M${px.toFixed(1)} ${top}V${foot}` }));
+        }
+        if (T <= 60 || kind === DIAMOND) {
+          const mark = MARKS[kind](0, 0);
+          mark.setAttribute("class", line.marks && kind === OPEN ? "mark open" : `mark f${line.style}`);
+          mark.setAttribute("transform", `translate(${px.toFixed(1)} ${py.toFixed(1)}) scale(${small})`);
+          root.append(mark);
+        }
+        // Beside the line, where it leaves room; the dense network has a line with its name.
+        const falls = (points.at(-1)[1] - points[0][1]) * (points.at(-1)[0] - points[0][0]) > 0;
+        const [dx, dy, anchor] = !falls ? [8, 16, "start"] : over === SPARSITY ? [-8, 16, "end"] : [8, -9, "start"];
+        if (series.length < 2 && T <= 12 && i < T) root.append(svg("text", { x: px + dx, y: py + dy, "text-anchor": anchor }, String(i + 1)));
       }
     });
     const marker = svg("g", {});
     root.append(marker);
-    const items = levels.map((level, i) => ({
-      x: x(sparsities[i]),
+    const items = shown.map((i) => ({
+      x: at(i),
       y: y(series.map((line) => line.values[i]).find((v) => v !== null) ?? low),
       marks: () => [
-        svg("line", { class: "cross", x1: x(sparsities[i]), x2: x(sparsities[i]), y1: margin.top, y2: height - margin.bottom }),
-        ...series.filter((line) => line.values[i] !== null).map((line) => svg("circle", { class: "halo", cx: x(sparsities[i]), cy: y(line.values[i]), r: 6.5 })),
+        svg("line", { class: "cross", x1: at(i), x2: at(i), y1: margin.top, y2: height - margin.bottom }),
+        ...series.filter((line) => line.values[i] !== null).map((line) => svg("circle", { class: "halo", cx: at(i), cy: y(line.values[i]), r: line.marks ? 9 : 6.5 })),
       ],
       lines: () => [
-        levelName(i + 1),
-        `sparsity ${percent(sparsities[i])}, ${count(level.kept)} kept`,
-        ...series.map((line) => `${line.name}: ${line.values[i] === null ? "–" : line.show(line.values[i])}`),
+        i < T ? levelName(i + 1) : "Dense network",
+        i < T ? `sparsity ${percent(sparsities[i])}, ${count(levels[i].kept)} kept` : `${count(file.weights)} weights`,
+        ...(over === SPARSITY ? [] : [`${over.name}: ${over.show(over.values[i])}`]),
+        ...series.map((line) => `${line.name}: ${line.values[i] === null ? "–" : line.show(line.values[i], line.errors?.[i] ?? null)}`),
+        ...(series[0].marks?.[i] === DIAMOND ? ["no other beats it"] : []),
       ],
     })).sort((a, b) => a.x - b.x);
     explore(root, items, marker);
-    const legend = series.length < 2 ? null : make("ul", { class: "legend" }, ...series.map((line) => {
-      const sample = svg("svg", { viewBox: "0 0 30 12", "aria-hidden": "true" }, svg("path", { class: `line s${line.style}`, d: "M0 6H30" }));
-      const mark = MARKS[line.style - 1](15, 6);
-      mark.setAttribute("class", `mark f${line.style}`);
-      sample.append(mark);
-      return make("li", {}, sample, line.name);
-    }));
+    const sample = (...drawing) => svg("svg", { viewBox: "0 0 30 12", "aria-hidden": "true" }, ...drawing);
+    const mark = (kind, style) => fill(MARKS[kind](15, 6), { class: `mark ${style}` }, []);
+    const keys = series.length < 2 ? [] : series.map((line) =>
+      make("li", {}, sample(svg("path", { class: `line s${line.style}`, d: "M0 6H30" }), mark(line.style - 1, `f${line.style}`)), line.name));
+    if (series[0].marks?.includes(DIAMOND)) {
+      keys.push(make("li", {}, sample(mark(DIAMOND, "f1")), "no other beats it"));
+      if (series[0].marks.includes(OPEN) && T <= 60) keys.push(make("li", {}, sample(mark(OPEN, "open")), "another beats it"));
+    }
+    if (series[0].errors?.some((error) => error)) keys.push(make("li", {}, sample(svg("path", { class: "error", d: "M11 -1H19M11 13H19M15 -1V13" })), "standard error"));
+    const legend = keys.length ? make("ul", { class: "legend" }, ...keys) : null;
     box.replaceChildren(...[root, legend].filter(Boolean));
+  }
+
+  // Beating is being at least as good in both, and better in one; null is unknown and beats nothing.
+  const unbeaten = (found) => found.map((mine) => mine !== null && !found.some((theirs) =>
+    theirs !== null && theirs[0] >= mine[0] && theirs[1] >= mine[1] && (theirs[0] > mine[0] || theirs[1] > mine[1])));
+
+  // "Levels 3, 4 and the dense network", by positions in `networks`.
+  function called(chosen) {
+    const names = chosen.map((i) => (i < T ? String(i + 1) : "the dense network"));
+    if (names.length > 13) names.splice(0, chosen.filter((i) => i < T).length, `${count(chosen.filter((i) => i < T).length)} levels`);
+    else if (chosen[0] < T) names[0] = `${chosen[1] < T ? "levels" : "level"} ${names[0]}`;
+    return names.length > 1 ? `${names.slice(0, -1).join(", ")} and ${names.at(-1)}` : names[0];
+  }
+
+  function verdict(name, better, values, errors, marked) {
+    if (!better) return [`The file does not say whether higher or lower ${name} is better, so no level is marked.`];
+    const sentences = marked.length ? [`No other network beats ${called(marked)}: none is at least as good in both, and better in one.`] : [];
+    const sign = better === "higher" ? 1 : -1;
+    const known = values.map((_, i) => i).filter((i) => values[i] !== null);
+    const best = known.reduce((a, b) => (sign * values[b] > sign * values[a] ? b : a));
+    const equal = known.filter((i) => Math.abs(values[i] - values[best]) <= Math.hypot(errors[i] ?? 0, errors[best] ?? 0));
+    if (equal.length > 1) {
+      const text = called(equal);
+      const why = equal.some((i) => errors[i]) ? " within their errors" : "";
+      sentences.push(`${text[0].toUpperCase()}${text.slice(1)} are equal${why}, and have the best ${name}.`);
+    }
+    return sentences;
   }
 
   function drawTradeOff() {
     const chosen = $("metric").value;
     if (metrics.length) {
       const name = short(chosen, 60);
-      $("metric-caption").replaceChildren(make("bdi", {}, name), " over sparsity");
-      const value = (entry) => (Object.hasOwn(entry.metrics, chosen) ? entry.metrics[chosen] : null);
-      const series = [{ name, style: 1, values: levels.map(value), show: number }];
-      const dense = value(data.dense);
-      if (series[0].values.every((v) => v === null) && dense === null) return;
+      const over = overs[Number($("over").value)];
+      $("metric-caption").replaceChildren(make("bdi", {}, name), ` over ${over.name}`);
+      const values = networks.map((entry) => own(entry.metrics, chosen));
+      const errors = networks.map((entry) => own(entry.errors, chosen));
+      const better = own(data.better, chosen);
+      const sign = better === "higher" ? 1 : -1;
+      const best = unbeaten(values.map((value, i) => (value === null || over.values[i] === null ? null : [sign * value, over.sign * over.values[i]])));
+      const marks = better ? best.map((is) => (is ? DIAMOND : OPEN)) : null;
+      // Over sparsity the dense network is a line, as it has none.
+      const [dense, shown] = [values[T], over === SPARSITY ? T : T + 1];
+      const series = [{ name, style: 1, values: values.slice(0, shown), errors, marks, show: measure }];
       chart("metric-chart", (box, width) => lineChart(box, width, {
         series,
-        references: dense === null ? [] : [{ name: `dense ${number(dense)}`, value: dense }],
+        over,
+        references: dense === null ? [] : [{ name: `dense ${measure(dense, errors[T])}`, value: dense }],
         format: number,
         fromZero: false,
-        label: `${name} of every level over its sparsity; the table of levels has the numbers. Arrow keys move along the levels.`,
+        label: `${name} of every level over its ${over.name}; the tables have the numbers. Arrow keys move along the levels.`,
       }));
+      $("metric-verdict").textContent = verdict(name, better, values, errors, networks.map((_, i) => i).filter((i) => best[i])).join(" ");
     } else {
       $("metric-figure").replaceChildren(make("figcaption", {}, "Metrics"), make("p", { class: "note" }, "The file records no metrics, such as the accuracy of each level. A trainer can store them in the profile."));
     }
@@ -989,7 +1082,11 @@
     const accuracy = metrics.find((metric) => /acc|top.?1/i.test(metric));
     if (accuracy) $("metric").value = accuracy;
     $("metric-control").hidden = metrics.length < 2;
-    $("metric").addEventListener("change", drawTradeOff);
+    $("over").append(...overs.map((over, i) => make("option", { value: i }, over.name)));
+    $("over-control").hidden = false;
+    for (const id of ["metric", "over"]) {
+      $(id).addEventListener("change", () => { drawTradeOff(); say([$("metric-verdict").textContent]); });
+    }
   }
   document.querySelectorAll('input[name="axis"]').forEach((radio) => radio.addEventListener("change", () => { axis = radio.value; drawTradeOff(); }));
   drawTradeOff();

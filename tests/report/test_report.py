@@ -92,6 +92,23 @@ def test_the_page_says_what_the_library_says(rich: Path) -> None:
     assert document["metadata"] == [["format", "pt", 2]]
 
 
+def test_a_metric_has_its_error_and_direction_and_what_was_measured_goes_first(rich: Path) -> None:
+    elsa.record(rich, None, {1: {"loss": elsa.Metric(2.0, "lower", 10, 0.5)}})
+    recorded = report(rich).document
+    assert recorded["levels"][0]["errors"]["loss"] == 0.5
+    assert recorded["better"] == {"loss": "lower"}
+    assert len(recorded["estimates"]) == len(recorded["levels"]) + 1
+    metrics = {
+        "loss": {"value": 1.5, "better": "lower", "samples": 10, "error": None},
+        "__proto__": {"value": 3.0, "better": "higher", "samples": 10, "error": 0.1},
+    }
+    document = report(rich, measured=[{"level": 1, "metrics": metrics}]).document
+    first = document["levels"][0]
+    assert (first["metrics"]["loss"], first["metrics"]["__proto__"]) == (1.5, 3.0)
+    assert first["errors"] == {"__proto__": 0.1}
+    assert document["better"] == {"loss": "lower", "__proto__": "higher"}
+
+
 def test_names_cannot_leave_the_embedded_document(make_network: Callable[..., Path]) -> None:
     path = make_network(names=HOSTILE, hostile=True)
     plain, hostile = report(make_network()), report(path)

@@ -15,6 +15,11 @@ from elsa_report import render
 
 NAMES = "return [...document.querySelectorAll('#layer-table tbody .pick')].map(e => e.textContent)"
 CHOSEN = "return document.querySelector('#layer-title bdi').textContent"
+VERDICT = "return document.querySelector('#metric-verdict').textContent"
+MARKED = (
+    "return [...document.querySelectorAll('#metric-chart svg[role] .mark')]"
+    ".map(e => e.classList.contains('open') ? 'beaten' : e.localName)"
+)
 COLOUR = "return getComputedStyle(document.body).backgroundColor"
 FOCUS = "return document.activeElement.textContent"
 
@@ -185,6 +190,73 @@ def test_every_metric_and_both_axes_can_be_chosen(browser: Browser, page: Path) 
     caption = browser.run("return document.querySelector('#metric-caption').textContent")
     assert caption == "loss over sparsity"
     assert len({first, second, browser.run(drawn)}) == 3
+
+
+@pytest.fixture(scope="module")
+def measured(make_network: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Level 2 is slower and worse than level 1; level 3 equals the dense network."""
+    document = inspect(make_network(2, 3))
+    networks = [*document["levels"], document["dense"]]
+    for network, accuracy in zip(networks, [0.8, 0.7, 0.949, 0.95], strict=True):
+        network["metrics"] = {"accuracy": accuracy, "loss": round(1 - accuracy, 3)}
+        network["errors"] = {"accuracy": 0.01}
+    document["metrics"] = {"accuracy": {"better": "higher"}, "loss": {"better": "lower"}}
+    times = {1: 0.001, 2: 0.002, 3: 0.003, "dense": 0.004}
+    costs = dict.fromkeys(("best", "size", "download", "memory", "fast_seconds"))
+    rows = [{**costs, "level": n, "dense_seconds": time} for n, time in times.items()]
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    path.write_bytes(render(document, rows))
+    return path
+
+
+def test_levels_that_no_other_beats_are_marked(browser: Browser, measured: Path) -> None:
+    browser.open(measured)
+    # Only the levels have a mark over sparsity: the dense network has none, and is a line.
+    assert browser.run(MARKED) == ["path", "beaten", "path"]
+    assert (
+        browser.run("return document.querySelectorAll('#metric-chart [role] .error').length") == 3
+    )
+    assert browser.run(VERDICT) == (
+        "No other network beats levels 1, 3 and the dense network: none is at least as good in "
+        "both, and better in one. Level 3 and the dense network are equal within their errors, "
+        "and have the best accuracy."
+    )
+    legend = "return document.querySelector('#metric-chart .legend').innerText.split('\\n')"
+    assert browser.run(legend) == ["no other beats it", "another beats it", "standard error"]
+    browser.run("document.querySelector('#over').focus()")
+    browser.press("End")
+    browser.settle()
+    caption = browser.run("return document.querySelector('#metric-caption').textContent")
+    assert caption == "accuracy over milliseconds"
+    assert browser.run(MARKED) == ["path", "beaten", "path", "path"]
+    browser.run("document.querySelector('#metric-chart svg').focus()")
+    browser.press("End")
+    tip = browser.run("return document.querySelector('#tip').innerText").split("\n")
+    assert tip[0] == "Dense network"
+    assert tip[2:] == ["milliseconds: 4 ms", "accuracy: 0.950 ± 0.010", "no other beats it"]
+
+
+def test_less_of_a_loss_is_better(browser: Browser, measured: Path) -> None:
+    browser.open(measured)
+    browser.run("document.querySelector('#metric').focus()")
+    browser.press("End")
+    browser.settle()
+    assert browser.run(MARKED) == ["path", "beaten", "path"]
+    assert "and the dense network: none" in browser.run(VERDICT)
+    assert "equal" not in browser.run(VERDICT), "no errors are recorded"
+
+
+def test_without_a_direction_no_level_is_marked(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    assert browser.run(MARKED) == ["circle"] * 3
+    assert "does not say whether higher or lower accuracy is better" in browser.run(VERDICT)
+    overs = "return [...document.querySelector('#over').options].map(e => e.textContent)"
+    assert browser.run(overs) == [
+        "sparsity",
+        "bytes as bitmask",
+        "bytes as CSR",
+        "estimated download",
+    ]
 
 
 @pytest.mark.parametrize("width", [360, 768])
