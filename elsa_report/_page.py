@@ -37,7 +37,7 @@ def write_report(
         full: Read the data too, once and in bounded memory, for pictures of the nested masks and
             the distribution of magnitudes. Otherwise the header suffices.
         measured: A row for each level, as `elsa-bench --json` prints them, for a table of what
-            levels cost on a machine.
+            levels cost on a machine. Metrics in them go before those that the file records.
         max_bytes: Refuse a network whose header or tensors take more than this.
         force: Replace a report that exists.
         progress: Called with the bytes of data that were read, and how many there are.
@@ -68,7 +68,8 @@ def render(inspected: Mapping[str, Any], measured: Sequence[Mapping[str, Any]] =
 
     Args:
         inspected: What `elsa_format.inspect` returned, or its JSON, read again.
-        measured: A row for each level, as `elsa-bench --json` prints them.
+        measured: A row for each level, as `elsa-bench --json` prints them. Metrics in them go
+            before those that the file records.
 
     Returns:
         The HTML, in UTF-8.

@@ -295,7 +295,8 @@
   const OPEN = 0; // of MARKS: a level that another beats
   const DIAMOND = 3; // of MARKS: a level that no other beats
 
-  // What a metric is drawn over. More sparsity is better, and less of all else.
+  // What a metric is drawn over. More sparsity is better, and less of all else. Times need not
+  // follow the order of the levels, so no line joins them.
   const SPARSITY = { name: "sparsity", sign: 1, values: [...sparsities, 0], show: (s) => percent(s) };
   const milliseconds = networks.map((_, i) => {
     const row = data.measured.find(({ level }) => level === (i < T ? i + 1 : "dense"));
@@ -305,7 +306,7 @@
     SPARSITY,
     ...[1, 2].map((i) => ({ name: `bytes as ${LAYOUTS[i]}`, sign: -1, values: [...levels.map((level) => level.sizes[i]), data.dense.size], show: size, format: axisSize })),
     { name: data.downloads ? "download" : "estimated download", sign: -1, values: downloads, show: size, format: axisSize },
-    ...(data.measured.length ? [{ name: "milliseconds", sign: -1, values: milliseconds, show: (ms) => `${Number(ms.toPrecision(4))} ms`, format: number }] : []),
+    ...(data.measured.length ? [{ name: "milliseconds", sign: -1, scattered: true, values: milliseconds, show: (ms) => `${Number(ms.toPrecision(4))} ms`, format: number }] : []),
   ];
 
   // The paper's axis: sparsity, spaced by the logarithm of the number of weights kept.
@@ -385,7 +386,7 @@
     const small = T > 30 ? 0.6 : 1;
     series.forEach((line) => {
       const points = shown.filter((i) => line.values[i] !== null).map((i) => [at(i), y(line.values[i]), i]);
-      if (points.length > 1) root.append(svg("path", { class: `line s${line.style}`, d: `M${points.map(([px, py]) => `${px.toFixed(1)} ${py.toFixed(1)}`).join("L")}` }));
+      if (points.length > 1 && !over.scattered) root.append(svg("path", { class: `line s${line.style}`, d: `M${points.map(([px, py]) => `${px.toFixed(1)} ${py.toFixed(1)}`).join("L")}` }));
       for (const [px, py, i] of points) {
         const [value, error, kind] = [line.values[i], bar(line, i), line.marks?.[i] ?? line.style - 1];
         if (error) {

@@ -229,6 +229,7 @@ def test_levels_that_no_other_beats_are_marked(browser: Browser, measured: Path)
     caption = browser.run("return document.querySelector('#metric-caption').textContent")
     assert caption == "accuracy over milliseconds"
     assert browser.run(MARKED) == ["path", "beaten", "path", "path"]
+    assert browser.run("return document.querySelectorAll('#metric-chart .line').length") == 0
     browser.run("document.querySelector('#metric-chart svg').focus()")
     browser.press("End")
     tip = browser.run("return document.querySelector('#tip').innerText").split("\n")
