@@ -73,7 +73,7 @@ def record(
         InvalidOption: It is no ELSA file, or has no such level, or this is no metric.
 
     >>> from elsa_format import open
-    >>> record("net.safetensors", "known.safetensors", {1: {"accuracy": 0.91}})
+    >>> moved = record("net.safetensors", "known.safetensors", {1: {"accuracy": 0.91}})
     >>> with open("known.safetensors") as file:
     ...     file.choose(min={"accuracy": 0.9})
     1

@@ -101,7 +101,7 @@ def renew_template(template: str | os.PathLike[str], elsa_path: str | os.PathLik
         elsa_path: The ELSA file, a shard index or a model directory.
 
     >>> from elsa_format import record
-    >>> record("net.safetensors", None, {1: {"accuracy": 0.91}})
+    >>> moved = record("net.safetensors", None, {1: {"accuracy": 0.91}})
     >>> renew_template("net.onnx", "net.safetensors")
     """
     with open_network(elsa_path) as network:
