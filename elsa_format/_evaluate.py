@@ -9,21 +9,13 @@ from numpy.typing import NDArray
 
 from elsa_format._errors import Incomplete, InvalidOption
 from elsa_format._file import File, open
-from elsa_format._metrics import Metric
+from elsa_format._metrics import BETTER, Metric
 from elsa_format._profile import LevelNumber
 from elsa_format._storage import Source
 from elsa_format._threads import Progress, no_progress
 
 Metrics = dict[str, Metric]
 Function = Callable[[dict[str, NDArray[Any]]], Mapping[str, Any]]
-
-BETTER = {
-    **dict.fromkeys(("accuracy", "agreement", "bleu", "cosine", "f1", "top5"), "higher"),
-    **dict.fromkeys(
-        ("bits_per_byte", "error", "loss", "mae", "mse", "perplexity", "rmse", "wer"), "lower"
-    ),
-}
-"""The direction of metrics that everybody knows."""
 
 
 def evaluate(

@@ -16,7 +16,7 @@ from elsa_format._errors import InvalidOption
 from elsa_format._kernels import mask
 from elsa_format._layouts import LAYOUTS, LayoutName, Piece
 from elsa_format._level_header import describe_level, level_header
-from elsa_format._level_reader import LevelReader, Proof, counted
+from elsa_format._level_reader import LevelReader, Proof, copy_data, counted
 from elsa_format._network import Network, PlannedTensor, open_network
 from elsa_format._options import check_int, renamed
 from elsa_format._output import Output, Target, names_file
@@ -122,14 +122,7 @@ def restore_files(network: Network, target: Target, *, force: bool, progress: Pr
     in_order = len(files) == 1
     with open_destination(target, len(files), force=force, in_order=in_order) as destination:
         for file, start, output in zip(files, starts, destination.weights, strict=True):
-            position = len(start)
-            output.write_at(0, start)
-            with LevelReader(file, on_bytes=meter.tick) as reader:
-                for info in file.header.tensors.values():
-                    for block in reader.blocks(info):
-                        output.write_at(position, block)
-                        position += block.size
-                reader.finish()
+            copy_data(file, start, output, meter.tick)
         tensors = [file.header.tensors.values() for file in files]
         destination.finish(tensors, network.extra_metadata, progress)
 

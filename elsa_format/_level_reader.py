@@ -15,6 +15,7 @@ from elsa_format._layouts import LAYOUTS
 from elsa_format._memory import BLOCK, aligned, give_block, take_block
 from elsa_format._network import Network, PlannedTensor
 from elsa_format._options import renamed
+from elsa_format._output import Output
 from elsa_format._profile import LevelNumber
 from elsa_format._storage import Closing, fill
 
@@ -154,6 +155,25 @@ class LevelReader(Closing):
         if self._buffer is not None:
             give_block(self._buffer)
             self._buffer = None  # it is another's now
+
+
+def copy_data(
+    file: Network,
+    start: bytes,
+    output: Output,
+    on_bytes: Callable[[int], object],
+    *,
+    verify: bool = True,
+) -> None:
+    """Write all stored tensors of a file, as they are, behind what is to come before them."""
+    output.write_at(0, start)
+    position = len(start)
+    with LevelReader(file, verify=verify, on_bytes=on_bytes) as reader:
+        for info in file.header.tensors.values():
+            for block in reader.blocks(info):
+                output.write_at(position, block)
+                position += block.size
+        reader.finish()
 
 
 def compare_checksum(where: str, info: TensorInfo, checksum: xxhash.xxh3_64, expected: str) -> None:

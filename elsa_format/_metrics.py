@@ -2,6 +2,14 @@
 
 from dataclasses import dataclass
 
+BETTER = {
+    **dict.fromkeys(("accuracy", "agreement", "bleu", "cosine", "f1", "top5"), "higher"),
+    **dict.fromkeys(
+        ("bits_per_byte", "error", "loss", "mae", "mse", "perplexity", "rmse", "wer"), "lower"
+    ),
+}
+"""The direction of metrics that everybody knows."""
+
 
 @dataclass(frozen=True)
 class Metric:

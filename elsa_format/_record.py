@@ -20,9 +20,9 @@ from elsa_format._container.json import MAX_SAFE_INTEGER, dump, parse_document
 from elsa_format._destination import Destination, open_destination, sibling
 from elsa_format._directory import weights_file
 from elsa_format._directory.target import in_directory
-from elsa_format._errors import FormatError, InputChanged, InvalidOption, Truncated
-from elsa_format._evaluate import BETTER
-from elsa_format._metrics import Metric
+from elsa_format._errors import FormatError, InputChanged, InvalidOption
+from elsa_format._level_reader import copy_data
+from elsa_format._metrics import BETTER, Metric
 from elsa_format._network import Network, open_network
 from elsa_format._options import check_int, one_of
 from elsa_format._output import AtomicFile, Output, Place, Target, localized
@@ -103,7 +103,7 @@ def record(
         ) as destination:
             meter = Meter(progress, network.header.data_size)
             for file, head, output in zip(network.files, heads, destination.weights, strict=True):
-                _copy(file, head, output, meter)
+                copy_data(file, head, output, meter.tick, verify=False)
             network.check_unchanged()
             if target is None:
                 _refuse_replaced(source, old)
@@ -224,7 +224,6 @@ class _Changes:
 
 _NUMBER = "-00001-of-00001.safetensors"
 """How names of shards end."""
-_BLOCK = 1 << 20
 _INFO = {field.name for field in dataclasses.fields(MetricInfo)}
 
 
@@ -251,22 +250,6 @@ def _sorted(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _sorted(item) for key, item in sorted(value.items())}
     return [_sorted(item) for item in value] if isinstance(value, list) else value
-
-
-def _copy(file: Network, head: bytes, output: Output, meter: Meter) -> None:
-    """Write a file with another header."""
-    output.write_at(0, head)
-    position, end = len(head), len(head) + file.header.data_size
-    block = memoryview(bytearray(_BLOCK))
-    with file.open() as reader:
-        while position < end:
-            count = reader.readinto(block[: end - position])
-            if not count:
-                raise Truncated(f"{file.name}: {end - position} bytes are missing at its end")
-            output.write_at(position, block[:count])
-            position += count
-            meter.tick(count)
-        reader.finish()
 
 
 class _Replacement(Destination):

@@ -13,9 +13,10 @@ from elsa_format._counters import mask_into
 from elsa_format._deprecated import commit_outputs
 from elsa_format._digest import digest_of_lines, tensor_line
 from elsa_format._directory import weights_file
-from elsa_format._evaluate import BETTER, direction, show_level
+from elsa_format._evaluate import direction, show_level
 from elsa_format._level_reader import LevelReader, counted
 from elsa_format._memory import BLOCK, Arena
+from elsa_format._metrics import BETTER
 from elsa_format._network import Network, PlannedTensor, open_network
 from elsa_format._options import renamed
 from elsa_format._output import Output, Target, Transaction, is_special, open_output
