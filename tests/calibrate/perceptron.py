@@ -1,6 +1,7 @@
 """A network of fully connected layers in numpy: the smallest thing that can be calibrated."""
 
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ def perceptron(
     """Random layers, in which nearby inputs are alike so that weights can stand in for others."""
     rng = np.random.default_rng(seed)
     weights = {}
-    for at, (columns, rows) in enumerate(zip(sizes, sizes[1:], strict=False)):
+    for at, (columns, rows) in enumerate(pairwise(sizes)):
         weight = rng.standard_normal((1, rows, columns)) / np.sqrt(columns)
         weights[f"w{at}"] = (weight.astype(np.float32), rng.standard_normal(rows))
     return Perceptron(weights, samples, batch, **layer)
@@ -70,7 +71,7 @@ class Steps(Walk):
         self.live = [self._layer(self.at, x, weights) for x in self.live]
         self.at += 1
 
-    def outputs(self, weights: Mapping[str, Weights] = {}) -> Iterator[list[Array]]:  # noqa: B006
+    def outputs(self, weights: Mapping[str, Weights] = {}) -> Iterator[list[Array]]:
         for x in self.live:
             for at in range(self.at, len(self.model.stages)):
                 x = self._layer(at, x, weights)

@@ -47,7 +47,7 @@ class Solution:
 
 @dataclass(frozen=True)
 class _Problem:
-    """A layer's moments, scaled so that the inputs have about variance one, and rows their weights."""
+    """A layer's moments, for inputs of about variance one and rows weighted by what they do."""
 
     xx: list[Array]
     yx: list[Array]
@@ -114,7 +114,7 @@ def curve(
     problem = _scaled(layer, own, [moments], settings, matters, work)
     xx, yx = problem.with_ridge(0)
     inverse = inverse_of(xx, work)
-    nothing = np.zeros(own.weight.shape, bool)
+    nothing, alone = np.zeros(own.weight.shape, bool), Work(1)
 
     def at(share: float) -> tuple[float, Weights]:
         budget = max(1, round(share * own.weight.size))
@@ -126,7 +126,6 @@ def curve(
         plain = (weight / problem.matters / problem.unit).astype(layer.dtype)
         return found, _with_bias(layer, own, plain, None, moments, settings)
 
-    alone = Work(1)
     found = work.map(at, shares)
     return [one for one, _ in found], [weights for _, weights in found]
 
@@ -135,7 +134,7 @@ def _known(moments: Moments, weight: Array) -> Moments:
     """The moments; where nothing was seen, those of inputs that are all alike."""
     if moments.count:
         return moments
-    groups, rows, columns = weight.shape
+    groups, _, columns = weight.shape
     alike = np.broadcast_to(np.eye(columns, dtype=np.float32), (groups, columns, columns))
     wanted = weight.astype(np.float32)
     return replace(moments, xx=alike, yx=wanted, yy=np.square(wanted).sum(-1, dtype=np.float64))
@@ -164,7 +163,7 @@ def _scaled(
         yx = one.yx / unit * rows_matter
         yy = float((one.yy[..., None] * np.square(rows_matter)).sum())
         if settings.mix != 1:
-            mix = np.float32(settings.mix)
+            mix = settings.mix
             plain = np.stack([work.product(*pair) for pair in zip(scaled, xx, strict=True)])
             cross, square = float((scaled * yx).sum()), float((scaled * plain).sum())
             yy = mix * mix * yy + 2 * mix * (1 - mix) * cross + (1 - mix) ** 2 * square
@@ -238,8 +237,9 @@ def _stored(
     """The weight in its dtype with counters in it, and the counters."""
     counters = counters_of(masks)
     plain = own.weight if settings.exact else weight.astype(layer.dtype)
+    tiny = ml_dtypes.finfo(layer.dtype).tiny  # type: ignore[no-untyped-call]
     # What is kept has to differ from zero, which stands for what is not.
-    plain = np.where((plain == 0) & (counters > 0), ml_dtypes.finfo(layer.dtype).tiny, plain)
+    plain = np.where((plain == 0) & (counters > 0), tiny, plain)
     bits = len(masks).bit_length()
     return embed_counters(plain.astype(layer.dtype), counters, bits), counters
 

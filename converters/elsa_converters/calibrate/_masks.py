@@ -26,9 +26,9 @@ def largest(score: Array, frozen: Array, budget: Budget, kernel: int = 1) -> Arr
         *rows, columns = score.shape
         blocks = score.reshape(-1, columns // kernel // budget.m, budget.m, kernel)
         best = np.argsort(-blocks, axis=2, kind="stable")[:, :, : budget.n]
-        mask = np.zeros(blocks.shape, bool)
-        np.put_along_axis(mask, best, True, axis=2)
-        return mask.reshape(*rows, columns)
+        chosen = np.zeros(blocks.shape, bool)
+        np.put_along_axis(chosen, best, True, axis=2)
+        return chosen.reshape(*rows, columns)
     flat = score.reshape(-1)
     mask = np.zeros(flat.size, bool)
     if budget >= flat.size:

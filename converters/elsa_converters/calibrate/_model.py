@@ -81,7 +81,7 @@ class Walk(ABC):
         """
 
     @abstractmethod
-    def outputs(self, weights: Mapping[str, Weights] = {}) -> Iterator[list[Array]]:  # noqa: B006
+    def outputs(self, weights: Mapping[str, Weights] = {}) -> Iterator[list[Array]]:
         """The network's outputs, batch after batch, if all later layers are the original ones.
 
         `weights` replaces some of this stage's. Each output is (items, features), float32: an item

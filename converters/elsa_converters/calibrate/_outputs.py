@@ -1,6 +1,6 @@
 """What a network's outputs are compared by, with the original's."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -23,7 +23,7 @@ def probabilities(outputs: Array, classes: Classes) -> Array:
 
 @dataclass
 class Answers:
-    """What the original network says of the samples: how much each class matters, and which came up."""
+    """What the original says of the samples: how much each class matters, which it chose."""
 
     classes: Classes
     items: int = 0
@@ -54,7 +54,7 @@ class Answers:
 
 
 def distance(reference: Sequence[Array], outputs: Sequence[Array], classes: Classes) -> float:
-    """How far outputs are from the original's: of classes in nats, else relative to their variance."""
+    """How far outputs are from the original's: nats of classes, else relative to the variance."""
     if classes is not None:
         p, q = (probabilities(one[0], classes) for one in (reference, outputs))
         small = np.float32(1e-8)
@@ -102,6 +102,3 @@ def side_by_side(outputs: Sequence[Iterator[list[Array]]]) -> Iterator[tuple[lis
 def joined(outputs: Iterable[list[Array]]) -> list[Array]:
     """All batches' outputs as one."""
     return [np.concatenate(parts) for parts in zip(*outputs, strict=True)]
-
-
-Notify = Callable[[str], object]

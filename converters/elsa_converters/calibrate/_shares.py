@@ -17,7 +17,9 @@ FLOOR = 0.15
 """Of the uniform share, what each layer has at least."""
 _NOTHING = 1e-5
 """The error of a whole layer, on a logarithmic scale."""
-_SHARES = np.unique(np.concatenate([[0.0], np.geomspace(1e-4, 1, 401), np.linspace(0.001, 1, 1000)]))
+_SHARES = np.unique(
+    np.concatenate([[0.0], np.geomspace(1e-4, 1, 401), np.linspace(0.001, 1, 1000)])
+)
 
 Budgets = list[dict[str, int]]
 """For every level, the number of weights of each layer."""
@@ -109,7 +111,7 @@ def _gains(curve: Curve) -> Array:
     values = np.exp(np.interp(np.log(np.maximum(_SHARES, 1e-3)), known, np.log(errors)))
     values[-1] = 0
     hull: list[int] = []
-    for at, value in enumerate(values):
+    for at in range(len(values)):
         while len(hull) > 1 and _rises(values, hull[-2], hull[-1], at):
             hull.pop()
         hull.append(at)

@@ -1,7 +1,7 @@
 """What is kept of a layer's inputs: their means and covariances, and those with wanted outputs."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -96,7 +96,7 @@ def collect(
     collectors = [Collector(layer) for _ in walks]
     others = [walk for walk in walks if walk is not original]
     for first, *rest in zip(*(_by_group(walk, layer) for walk in (original, *others)), strict=True):
-        wanted = apply(first, own, layer.groups)
+        wanted = apply(first, own if layer.bias else replace(own, bias=None), layer.groups)
         of = dict(zip(map(id, others), rest, strict=True)) | {id(original): first}
         tasks = [(c, of[id(walk)]) for c, walk in zip(collectors, walks, strict=True)]
         work.map(lambda task, y=wanted: task[0].add(task[1], y), tasks)  # type: ignore[misc]

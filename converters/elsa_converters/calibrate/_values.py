@@ -94,7 +94,7 @@ def best_scales(weight: Array, xx: Array, yx: Array, work: Work) -> Array:
     own = (_products(weight, xx, work) * weight).sum(-1, keepdims=True)
     # A little of the weights' own size keeps rows that are nearly zero from any factor.
     own = own + 1e-3 * np.square(weight).mean(-1, keepdims=True)
-    return np.clip(with_y / np.maximum(own, np.float32(1e-30)), *SCALES).astype(np.float32)
+    return np.asarray(np.clip(with_y / np.maximum(own, 1e-30), *SCALES), np.float32)
 
 
 def refit(xx: Array, yx: Array, near: Array, ridge: float) -> Array:

@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-T, R = TypeVar("T"), TypeVar("R")
+T = TypeVar("T")
+R = TypeVar("R")
 ROWS = 128
-"""Rows of a product that are computed at a time: fixed, as their number can change the last bits."""
+"""Rows of a product computed at a time: fixed, as their number can change the last bits."""
 
 
 class Work:
