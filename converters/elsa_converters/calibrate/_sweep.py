@@ -1,7 +1,7 @@
 """All layers in their order: what each level keeps of them, and what its outputs are worth."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
@@ -56,7 +56,6 @@ class Sweep:
         settings: Settings | None = None,
         all_classes: bool = False,
         threads: int | None = None,
-        progress: Progress = no_progress,
     ) -> None:
         self.model, self.levels, self.scope = model, list(levels), scope
         self.settings = settings or Settings()
@@ -76,7 +75,7 @@ class Sweep:
         self.measured: list[Compared] = []
         self.answers: Answers | None = None
         self.errors: dict[str, list[float]] = {}
-        self._meter = Meter(progress, self._work_in_all())
+        self._meter = Meter(no_progress, self._work_in_all())
 
     # --- Shares ----------------------------------------------------------------------------------
 
@@ -131,8 +130,9 @@ class Sweep:
 
     # --- Values ----------------------------------------------------------------------------------
 
-    def run(self) -> Iterator[Solved]:
+    def run(self, progress: Progress = no_progress) -> Generator[Solved]:
         """Solve every layer, each with the inputs that it has in the levels' own networks."""
+        self._meter = Meter(progress, self._work_in_all())
         with working(self.threads) as work:
             if self.model.classes is not None:
                 self.answers = Answers(self.model.classes)
