@@ -1,6 +1,6 @@
 """A network of fully connected layers in numpy: the smallest thing that can be calibrated."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -42,7 +42,7 @@ class Perceptron(Model):
         weight, bias = self.weights[layer.name]
         return Weights(weight.astype(layer.dtype), bias.astype(np.float32))
 
-    def walk(self, batches: range) -> "Steps":
+    def walk(self, batches: Sequence[int]) -> "Steps":
         return Steps(self, [self.parts[at].astype(np.float32) for at in batches])
 
     def weight_as_stored(self, layer: Layer, weight: Array) -> Array:
@@ -58,10 +58,11 @@ class Perceptron(Model):
 
 
 class Steps(Walk):
-    closed = 0
+    opened = closed = 0
 
     def __init__(self, model: Perceptron, live: list[Array]) -> None:
         self.model, self.live, self.at = model, live, 0
+        Steps.opened += 1
 
     def inputs(self, layer: Layer) -> Iterator[Array]:
         for x in self.live:

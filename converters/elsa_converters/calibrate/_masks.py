@@ -42,7 +42,6 @@ def largest(score: Array, frozen: Array, budget: Budget, kernel: int = 1) -> Arr
 
 
 def admm(
-    xx: Array,
     yx: Array,
     weight: Array,
     frozen: Array,
@@ -55,8 +54,8 @@ def admm(
 ) -> tuple[Array, Array]:
     """A mask of a budget, and weights on it that nearly minimise the error of the outputs.
 
-    Alternating directions: `weight` has (groups, rows, columns), `xx` a diagonal of ones, and
-    `inverse` is that of xx + 1. The budget falls to its value over the first half of the steps.
+    Alternating directions, for inputs x of variance one: `inverse` is that of cov(x, x) + 1, `yx`
+    cov(y, x). The budget falls to its value over the first half of the steps.
     """
     total = weight.size
     if isinstance(budget, int) and budget >= total:
@@ -71,7 +70,7 @@ def admm(
         kept = np.where(mask, moved, np.float32(0))
         gap = moved - kept
         right = yx + (kept - gap)
-        current = np.stack([work.product(*pair) for pair in zip(right, inverse, strict=True)])
+        current = work.products(right, inverse)
     return mask, kept
 
 

@@ -112,8 +112,8 @@ class Model(ABC):
         """The layer's own weights; its scale is None."""
 
     @abstractmethod
-    def walk(self, batches: range) -> Walk:
-        """A walk through some of the batches, stopped before the first stage."""
+    def walk(self, batches: Sequence[int]) -> Walk:
+        """A walk through some of the batches, by number, stopped before the first stage."""
 
     @abstractmethod
     def weight_as_stored(self, layer: Layer, weight: Array) -> Array:

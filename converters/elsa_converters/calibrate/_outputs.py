@@ -6,11 +6,15 @@ from typing import Literal
 
 import numpy as np
 
+from elsa_converters._errors import InvalidData
 from elsa_converters.calibrate._model import Array
 
 Classes = Literal["probabilities", "logits"] | None
 FLOOR = 0.1
 """What rows of a head count that never decide, where all together count one."""
+KEPT = 1 << 24
+"""Numbers of the original's outputs that stay in memory, to be asked again and again."""
+_SMALL = np.float32(1e-8)
 
 
 def probabilities(outputs: Array, classes: Classes) -> Array:
@@ -19,6 +23,15 @@ def probabilities(outputs: Array, classes: Classes) -> Array:
         outputs = np.exp(outputs - outputs.max(-1, keepdims=True))
         outputs = outputs / outputs.sum(-1, keepdims=True)
     return outputs
+
+
+def check_finite(outputs: Sequence[Array]) -> None:
+    """Refuse samples for which the original has no answer."""
+    if not all(np.isfinite(output).all() for output in outputs):
+        raise InvalidData(
+            "the network's outputs are NaN or infinite with these samples; "
+            "take samples that it can process"
+        )
 
 
 @dataclass
@@ -34,7 +47,7 @@ class Answers:
         """Take in the first output for some items."""
         found = probabilities(outputs, self.classes)
         if not self.items:
-            self.spread, self.chosen = np.zeros(found.shape[-1]), self.chosen.copy()
+            self.spread = np.zeros(found.shape[-1])
             self.chosen = np.zeros(found.shape[-1], np.int64)
         self.items += len(found)
         self.spread += (found * (1 - found)).sum(0, dtype=np.float64)
@@ -53,15 +66,39 @@ class Answers:
         return np.flatnonzero(self.chosen == 0)
 
 
-def distance(reference: Sequence[Array], outputs: Sequence[Array], classes: Classes) -> float:
-    """How far outputs are from the original's: nats of classes, else relative to the variance."""
-    if classes is not None:
-        p, q = (probabilities(one[0], classes) for one in (reference, outputs))
-        small = np.float32(1e-8)
-        return float((p * np.log((p + small) / (q + small))).sum(-1).mean())
-    differing = sum(float(np.square(a - b).sum()) for a, b in zip(reference, outputs, strict=True))
-    spread = sum(float(np.square(a - a.mean(0)).sum()) for a in reference)
-    return differing / max(spread, 1e-12)
+class Reference:
+    """The original's outputs for some items of each batch, that others are compared with."""
+
+    def __init__(self, outputs: Iterable[list[Array]], classes: Classes, batches: int) -> None:
+        self._classes, self._batches = classes, batches
+        self._batch_outputs = [self._some(found) for found in outputs]
+        parts = list(zip(*self._batch_outputs, strict=True))
+        self._spread = [
+            max(float(np.square(np.concatenate(p) - np.concatenate(p).mean(0)).sum()), 1e-12)
+            for p in parts
+        ]
+
+    def distance(self, outputs: Iterable[list[Array]]) -> float:
+        """How far outputs are from the original's: nats of classes, else relative to variance."""
+        lost, items = 0.0, 0
+        for one, other in zip(self._batch_outputs, map(self._some, outputs), strict=True):
+            if self._classes is None:
+                pairs = zip(one, other, self._spread, strict=True)
+                lost += sum(float(np.square(a - b).sum()) / size for a, b, size in pairs)
+            else:
+                p, q = one[0], other[0]
+                lost += float((p * np.log((p + _SMALL) / (q + _SMALL))).sum())
+                items += len(p)
+        return lost / len(self._spread) if self._classes is None else lost / max(items, 1)
+
+    def _some(self, outputs: list[Array]) -> list[Array]:
+        if self._classes is not None:
+            return [probabilities(self._fewer(outputs[0], 1), self._classes)]
+        return [self._fewer(output, len(outputs)) for output in outputs]
+
+    def _fewer(self, output: Array, outputs: int) -> Array:
+        most = max(1, KEPT // (self._batches * outputs * max(output.shape[-1], 1)))
+        return output[:: max(1, -(-len(output) // most))]
 
 
 @dataclass
@@ -69,16 +106,19 @@ class Compared:
     """A network's outputs beside the original's."""
 
     classes: Classes
-    differing: float = 0.0
-    size: float = 0.0
+    differing: Array = field(default_factory=lambda: np.zeros(0))
+    """Of each output, the squares of the differences, summed."""
+    size: Array = field(default_factory=lambda: np.zeros(0))
     same: int = 0
     items: int = 0
 
     def add(self, reference: Sequence[Array], outputs: Sequence[Array]) -> None:
         """Take in the outputs for some items."""
-        for one, other in zip(reference, outputs, strict=True):
-            self.differing += float(np.square(one - other, dtype=np.float64).sum())
-            self.size += float(np.square(one, dtype=np.float64).sum())
+        if not self.items:
+            self.differing, self.size = np.zeros(len(reference)), np.zeros(len(reference))
+        for at, (one, other) in enumerate(zip(reference, outputs, strict=True)):
+            self.differing[at] += np.square(one - other, dtype=np.float64).sum()
+            self.size[at] += np.square(one, dtype=np.float64).sum()
         self.items += len(reference[0])
         if self.classes is not None:
             self.same += int((reference[0].argmax(-1) == outputs[0].argmax(-1)).sum())
@@ -86,7 +126,7 @@ class Compared:
     @property
     def relative_error(self) -> float:
         """The length of the difference, relative to that of the original's outputs."""
-        return float(np.sqrt(self.differing / max(self.size, 1e-30)))
+        return float(np.sqrt((self.differing / np.maximum(self.size, 1e-30)).mean()))
 
     @property
     def agreement(self) -> float | None:
@@ -97,8 +137,3 @@ class Compared:
 def side_by_side(outputs: Sequence[Iterator[list[Array]]]) -> Iterator[tuple[list[Array], ...]]:
     """The outputs of several networks, batch after batch."""
     return zip(*outputs, strict=True)
-
-
-def joined(outputs: Iterable[list[Array]]) -> list[Array]:
-    """All batches' outputs as one."""
-    return [np.concatenate(parts) for parts in zip(*outputs, strict=True)]

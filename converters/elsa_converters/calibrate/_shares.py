@@ -1,6 +1,6 @@
 """How many weights each layer keeps at each level."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -41,27 +41,44 @@ def uniform(sizes: Mapping[str, int], sparsities: Sequence[Fraction]) -> Budgets
     return [{name: kept_count(s, size) for name, size in sizes.items()} for s in sparsities]
 
 
-def by_magnitude(weights: Mapping[str, Array], sparsities: Sequence[Fraction]) -> Budgets:
-    """As many of each layer as are among the largest of all layers."""
-    total = sum(weight.size for weight in weights.values())
-    found: Budgets = []
-    for sparsity in sparsities:
-        low, high = 0, 0x7F800000  # bit patterns of float32, whose order is that of magnitudes
-        while low < high:
-            cut = (low + high) // 2
-            if _above(weights, cut) > kept_count(sparsity, total):
-                low = cut + 1
-            else:
-                high = cut
-        counts = {name: max(1, _above({name: w}, high)) for name, w in weights.items()}
-        _add(counts, kept_count(sparsity, total), {n: w.size for n, w in weights.items()})
-        found.append(counts)
-    return found
+def by_magnitude(
+    weights: Callable[[], Iterable[tuple[str, Array]]], sparsities: Sequence[Fraction]
+) -> Budgets:
+    """As many of each layer as are among the largest of all layers; one at least.
+
+    `weights` gives every layer's, in float32, each time it is called: a layer at a time is in
+    memory. Their order is that of their bits; it is found by the upper half, then by the lower.
+    """
+    upper = {
+        name: np.bincount(_bits(weight) >> 16, minlength=1 << 15) for name, weight in weights()
+    }
+    sizes = {name: int(table.sum()) for name, table in upper.items()}
+    at_least = np.cumsum(sum(upper.values())[::-1])[::-1]  # type: ignore[index]
+    wanted = [kept_count(sparsity, sum(sizes.values())) for sparsity in sparsities]
+    bins = [int(np.count_nonzero(at_least >= want)) - 1 for want in wanted]
+    lower: list[dict[str, Array]] = [{} for _ in sparsities]
+    for name, weight in weights():
+        bits = _bits(weight)
+        for found, bin in zip(lower, bins, strict=True):
+            found[name] = (bits[bits >> 16 == bin] & 0xFFFF).astype(np.uint16)
+    budgets: Budgets = []
+    for found, bin, want in zip(lower, bins, wanted, strict=True):
+        counts = {name: int(table[bin + 1 :].sum()) for name, table in upper.items()}
+        cut = np.sort(np.concatenate(list(found.values())))[sum(counts.values()) - want]
+        for name, low in found.items():
+            counts[name] += int(np.count_nonzero(low > cut))
+        for name, low in found.items():  # of equal ones, those of the first layers
+            ties = int(np.count_nonzero(low == cut))
+            counts[name] += min(ties, want - sum(counts.values()))
+        least = budgets[-1] if budgets else dict.fromkeys(counts, 1)
+        counts = {name: max(count, least[name]) for name, count in counts.items()}
+        _add(counts, want, sizes, least)
+        budgets.append(counts)
+    return budgets
 
 
-def _above(weights: Mapping[str, Array], cut: int) -> int:
-    value = np.array([cut], np.uint32).view(np.float32)[0]
-    return sum(int(np.count_nonzero(np.abs(w) > value)) for w in weights.values())
+def _bits(weight: Array) -> Array:
+    return weight.reshape(-1).view(np.uint32) & np.uint32(0x7FFFFFFF)
 
 
 def by_cost(curves: Mapping[str, Curve], sparsities: Sequence[Fraction]) -> Budgets:
@@ -128,13 +145,9 @@ def _rises(values: Array, first: int, middle: int, last: int) -> bool:
 
 
 def _add(
-    counts: dict[str, int],
-    want: int,
-    sizes: Mapping[str, int],
-    least: Mapping[str, int] | None = None,
+    counts: dict[str, int], want: int, sizes: Mapping[str, int], least: Mapping[str, int]
 ) -> None:
     """Add or take the few weights that rounding left, largest layers first, to have as many."""
     for name in sorted(sizes, key=lambda name: -sizes[name]):
-        floor = 1 if least is None else least[name]
         gap = want - sum(counts.values())
-        counts[name] = min(max(counts[name] + gap, floor), sizes[name])
+        counts[name] = min(max(counts[name] + gap, least[name]), sizes[name])

@@ -1,7 +1,7 @@
 """All layers in their order: what each level keeps of them, and what its outputs are worth."""
 
 import math
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
@@ -13,7 +13,14 @@ from elsa_converters._errors import InvalidData
 from elsa_converters.calibrate._layer import Settings, Solution, curve, solve_layer
 from elsa_converters.calibrate._masks import Budget
 from elsa_converters.calibrate._model import Array, Layer, Model, Walk
-from elsa_converters.calibrate._outputs import Answers, Compared, distance, joined, side_by_side
+from elsa_converters.calibrate._outputs import (
+    Answers,
+    Compared,
+    Reference,
+    check_finite,
+    side_by_side,
+)
+from elsa_converters.calibrate._problem import seen_enough
 from elsa_converters.calibrate._shares import (
     GRID,
     PROBE,
@@ -29,8 +36,10 @@ from elsa_format.levels import Pattern
 from elsa_format.plugins import Meter, Progress, no_progress
 
 Scope = Literal["auto", "uniform", "global"]
-HELD = 8
-"""One in so many batches is held back: levels are measured on them."""
+HELD = Fraction(1, 8)
+"""The part of the batches that is held back: levels are measured on them."""
+ASKED = Fraction(3, 8)
+"""The part of the others by which the network is asked what it loses by a layer."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +53,7 @@ class Solved:
 class Sweep:
     """Calibrates a model: `run` gives its layers one after the other.
 
-    The samples' last batches are held back; `measured` is known when `run` has ended.
+    Some batches are held back; `measured` is known when `run` has ended.
     """
 
     def __init__(
@@ -66,80 +75,43 @@ class Sweep:
                 f"{sum(model.batches)} samples in {count} batches: expected at least 4 in 2; "
                 "calibration needs samples to choose by and others to measure on"
             )
-        held = max(1, round(count / HELD))
-        self.fitted, self.held = range(count - held), range(count - held, count)
+        self.held = spread(range(count), HELD)
+        """Numbers of batches."""
+        self.fitted = [at for at in range(count) if at not in self.held]
         self.layers = [layer for stage in model.stages for layer in stage if layer.nested]
         if not self.layers:
             raise InvalidData("no layer can be nested")
         self.budgets: Budgets = []
+        """How many weights each layer keeps; empty for N:M."""
         self.measured: list[Compared] = []
+        """Each level's outputs on what is held back, then the dense network's."""
         self.answers: Answers | None = None
+        """What the original says of what is not held back, if it is a classifier."""
         self.errors: dict[str, list[float]] = {}
-        self._meter = Meter(no_progress, self._work_in_all())
+        """Of the outputs of each layer in each network."""
+        self.few: dict[str, int] = {}
+        """Layers that saw too little to move far from the original, and how many places."""
 
-    # --- Shares ----------------------------------------------------------------------------------
+    @property
+    def spared(self) -> dict[str, float]:
+        """Layers that lose less than half of what they would alike, and what the first level keeps.
 
-    def _budget(self, layer: Layer, level: int) -> Budget:
-        wanted = self.levels[level]
-        return wanted if isinstance(wanted, Pattern) else self.budgets[level][layer.name]
-
-    def _choose_budgets(self, work: Work) -> None:
-        fractions = [level for level in self.levels if isinstance(level, Fraction)]
-        if not fractions:
-            return
-        if self.scope == "uniform":
-            sizes = {layer.name: math.prod(layer.shape) for layer in self.layers}
-            self.budgets = uniform(sizes, fractions)
-        elif self.scope == "global":
-            weights = {layer.name: self._weight(layer) for layer in self.layers}
-            self.budgets = by_magnitude(weights, fractions)
-        else:
-            self.budgets = by_cost(self._curves(work), fractions)
-
-    def _weight(self, layer: Layer) -> Array:
-        return self.model.original(layer).weight.astype(np.float32)
-
-    def _curves(self, work: Work) -> dict[str, Curve]:
-        """What each layer's sparsity costs; fitted on some batches, asked of others."""
-        count = len(self.fitted)
-        asked = max(1, round(count * 3 / 8)) if count > 1 else 0
-        probe = range(count - asked, count) if asked else self.fitted
-        known = range(count - asked) if asked else self.fitted
-        found = {}
-        with walks(self.model, [known, probe]) as (walk, other):
-            reference = joined(other.outputs())
-            for stage in self.model.stages:
-                for layer in stage:
-                    if not layer.nested:
-                        continue
-                    own = self.model.original(layer)
-                    (moments,) = collect(layer, own, walk, [walk], work)
-                    matters = self._matters(layer)
-                    errors, cut = curve(
-                        layer, own, moments, GRID, self.settings, work, matters=matters
-                    )
-                    at = GRID.index(PROBE)
-                    lost = joined(other.outputs({layer.name: cut[at]}))
-                    cost = distance(reference, lost, self.model.classes)
-                    size = math.prod(layer.shape)
-                    found[layer.name] = Curve(size, errors, cost / max(errors[at], 1e-3))
-                    self._meter.tick(_share(layer))
-                walk.advance({})
-                other.advance({})
-        return found
-
-    # --- Values ----------------------------------------------------------------------------------
+        Empty unless weights are shared by cost.
+        """
+        if not self.budgets or self.scope != "auto":
+            return {}
+        assert isinstance(self.levels[0], Fraction)
+        least = 1 - float(self.levels[0]) / 2
+        sizes = {layer.name: math.prod(layer.shape) for layer in self.layers}
+        shares = {name: count / sizes[name] for name, count in self.budgets[0].items()}
+        return {name: share for name, share in shares.items() if share > least}
 
     def run(self, progress: Progress = no_progress) -> Generator[Solved]:
         """Solve every layer, each with the inputs that it has in the levels' own networks."""
-        self._meter = Meter(progress, self._work_in_all())
+        meter = Meter(progress, self._work_in_all())
         with working(self.threads) as work:
-            if self.model.classes is not None:
-                self.answers = Answers(self.model.classes)
-                with walks(self.model, [self.fitted]) as (walk,):
-                    for outputs in walk.outputs():
-                        self.answers.add(outputs[0])
-            self._choose_budgets(work)
+            self._ask_original()
+            self._choose_budgets(work, meter)
             networks = len(self.levels) + 1
             every = [self.fitted, self.held] * (networks + 1)
             with walks(self.model, every) as found:
@@ -147,23 +119,9 @@ class Sweep:
                 for stage in self.model.stages:
                     solved = []
                     for layer in stage:
-                        own = self.model.original(layer)
-                        moments = collect(layer, own, original, [walk for walk, _ in rest], work)
-                        solution = solve_layer(
-                            layer,
-                            own,
-                            moments,
-                            [self._budget(layer, t) for t in range(networks - 1)]
-                            if layer.nested
-                            else [],
-                            self.settings,
-                            work,
-                            matters=self._matters(layer),
-                        )
-                        del moments
-                        self.errors[layer.name] = solution.errors
+                        solution = self._solve(layer, original, [walk for walk, _ in rest], work)
                         solved.append(Solved(layer, solution))
-                        self._meter.tick(_share(layer) * networks)
+                        meter.tick(_share(layer) * networks)
                     original.advance({})
                     measured.advance({})
                     for network, pair in enumerate(rest):
@@ -172,6 +130,36 @@ class Sweep:
                             walk.advance(weights)
                     yield from solved
                 self._measure(measured, [pair[1] for pair in rest])
+
+    def _ask_original(self) -> None:
+        """Refuse samples without an answer, before any work; learn what the answers are."""
+        with walks(self.model, [self.fitted, self.held]) as (fitted, held):
+            for outputs in held.outputs():
+                check_finite(outputs)
+            if self.model.classes is not None:
+                self.answers = Answers(self.model.classes)
+            for outputs in fitted.outputs():
+                check_finite(outputs)
+                if self.answers is not None:
+                    self.answers.add(outputs[0])
+
+    def _solve(self, layer: Layer, original: Walk, walks: Sequence[Walk], work: Work) -> Solution:
+        own = self.model.original(layer)
+        moments = collect(layer, own, original, walks, work)
+        if not seen_enough(layer, moments[-1]):
+            self.few[layer.name] = moments[-1].count
+        levels = range(len(self.levels)) if layer.nested else ()
+        solution = solve_layer(
+            layer,
+            own,
+            moments,
+            [self._budget(layer, level) for level in levels],
+            self.settings,
+            work,
+            matters=self._matters(layer),
+        )
+        self.errors[layer.name] = solution.errors
+        return solution
 
     def _measure(self, original: Walk, others: Sequence[Walk]) -> None:
         self.measured = [Compared(self.model.classes) for _ in others]
@@ -184,6 +172,56 @@ class Sweep:
             return None
         return self.answers.matters()
 
+    # --- Shares ----------------------------------------------------------------------------------
+
+    def _budget(self, layer: Layer, level: int) -> Budget:
+        wanted = self.levels[level]
+        return wanted if isinstance(wanted, Pattern) else self.budgets[level][layer.name]
+
+    def _choose_budgets(self, work: Work, meter: Meter) -> None:
+        fractions = [level for level in self.levels if isinstance(level, Fraction)]
+        if not fractions:
+            return
+        if self.scope == "uniform":
+            sizes = {layer.name: math.prod(layer.shape) for layer in self.layers}
+            self.budgets = uniform(sizes, fractions)
+        elif self.scope == "global":
+            self.budgets = by_magnitude(self._weights, fractions)
+        else:
+            self.budgets = by_cost(self._curves(work, meter), fractions)
+
+    def _weights(self) -> Iterable[tuple[str, Array]]:
+        for layer in self.layers:
+            yield layer.name, self.model.original(layer).weight.astype(np.float32)
+
+    def _curves(self, work: Work, meter: Meter) -> dict[str, Curve]:
+        """What each layer's sparsity costs; fitted on some batches, asked of others."""
+        asked = spread(self.fitted, ASKED)
+        known = [at for at in self.fitted if at not in asked] or self.fitted
+        found = {}
+        with walks(self.model, [known, asked]) as (walk, other):
+            reference = Reference(other.outputs(), self.model.classes, len(asked))
+            for stage in self.model.stages:
+                for layer in stage:
+                    if layer.nested:
+                        found[layer.name] = self._curve(layer, walk, other, reference, work)
+                        meter.tick(_share(layer))
+                walk.advance({})
+                other.advance({})
+        return found
+
+    def _curve(
+        self, layer: Layer, walk: Walk, asked: Walk, reference: Reference, work: Work
+    ) -> Curve:
+        own = self.model.original(layer)
+        (moments,) = collect(layer, own, walk, [walk], work)
+        errors, cut = curve(
+            layer, own, moments, GRID, self.settings, work, matters=self._matters(layer)
+        )
+        probe = GRID.index(PROBE)
+        cost = reference.distance(asked.outputs({layer.name: cut[probe]}))
+        return Curve(math.prod(layer.shape), errors, cost / max(errors[probe], 1e-3))
+
     # --- Progress --------------------------------------------------------------------------------
 
     def _work_in_all(self) -> int:
@@ -193,6 +231,17 @@ class Sweep:
         return sum(_share(layer) * (times + (curves and layer.nested)) for layer in every)
 
 
+def spread(batches: Sequence[int], part: Fraction) -> list[int]:
+    """A part of the batches, at equal distances, as samples may be in an order.
+
+    >>> spread(range(8), Fraction(1, 4)), spread([5], Fraction(1, 4))
+    ([3, 7], [5])
+    """
+    count = len(batches)
+    taken = max(1, round(count * part))
+    return [batches[(at + 1) * count // taken - 1] for at in range(taken)]
+
+
 def _share(layer: Layer) -> int:
     """About how much work a layer is."""
     groups, rows, columns = layer.shape
@@ -200,7 +249,7 @@ def _share(layer: Layer) -> int:
 
 
 @contextmanager
-def walks(model: Model, batches: Sequence[range]) -> Iterator[list[Walk]]:
+def walks(model: Model, batches: Sequence[Sequence[int]]) -> Iterator[list[Walk]]:
     """Walks through batches, closed in any case."""
     with ExitStack() as stack:
         found = []

@@ -37,6 +37,10 @@ class Work:
         self.map(lambda at: np.matmul(one[at : at + ROWS], other, result[at : at + ROWS]), starts)
         return result
 
+    def products(self, ones: NDArray[Any], others: NDArray[Any]) -> NDArray[Any]:
+        """The product of each of several matrices with its own other."""
+        return np.stack([self.product(*pair) for pair in zip(ones, others, strict=True)])
+
     def close(self) -> None:
         """End the threads."""
         if self._pool is not None:
