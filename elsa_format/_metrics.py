@@ -5,7 +5,18 @@ from dataclasses import dataclass
 BETTER = {
     **dict.fromkeys(("accuracy", "agreement", "bleu", "cosine", "f1", "top5"), "higher"),
     **dict.fromkeys(
-        ("bits_per_byte", "error", "loss", "mae", "mse", "perplexity", "rmse", "wer"), "lower"
+        (
+            "bits_per_byte",
+            "error",
+            "loss",
+            "mae",
+            "mse",
+            "perplexity",
+            "relative_error",
+            "rmse",
+            "wer",
+        ),
+        "lower",
     ),
 }
 """The direction of metrics that everybody knows."""

@@ -20,6 +20,7 @@ from elsa_format._metrics import BETTER
 from elsa_format._network import Network, PlannedTensor, open_network
 from elsa_format._options import renamed
 from elsa_format._output import Output, Target, Transaction, is_special, open_output
+from elsa_format._packing.calibration import Calibration, CalibrationOptions, SolvedTensor
 from elsa_format._packing.checkpoint import Checkpoint
 from elsa_format._profile import LevelLike, LevelNumber, find_level, variant_name
 from elsa_format._shared_writer import Exchange, SharedWriter, Together, alone, open_shared_writer
@@ -34,6 +35,8 @@ __all__ = [
     "DTYPES",
     "SNIFFED",
     "Arena",
+    "Calibration",
+    "CalibrationOptions",
     "Checkpoint",
     "Contents",
     "Dtype",
@@ -48,6 +51,7 @@ __all__ = [
     "PlannedTensor",
     "Progress",
     "SharedWriter",
+    "SolvedTensor",
     "Source",
     "Target",
     "TensorInfo",

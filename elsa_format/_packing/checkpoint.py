@@ -34,6 +34,7 @@ from elsa_format._storage import Closing
 from elsa_format._storage.shards import read_index, shard_path
 
 FilePath = str | os.PathLike[str]
+GROUP = "elsa.checkpoints"
 
 
 class Checkpoint(Closing, ABC):
@@ -274,29 +275,31 @@ def _of_arrays(source: Mapping[str, Any]) -> Checkpoint:
     """Arrays in memory; those of a library with a plug-in, such as PyTorch, are its to read."""
     libraries = {type(value).__module__.partition(".")[0] for value in source.values()}
     for library in sorted(libraries - {"builtins", "numpy"}):
-        for kind in _plugged_in(library, f"reading arrays of {library}"):
-            return kind(source)  # type: ignore[call-arg]
+        for kind in plugged_in(GROUP, library, f"reading arrays of {library}"):
+            checkpoint: Checkpoint = kind(source)
+            return checkpoint
     return ArrayCheckpoint(source)
 
 
 def _of_file(path: Path, suffix: str) -> Checkpoint | None:
     """The file as a checkpoint of a kind that another package reads."""
-    for kind in _plugged_in(suffix, f"{path}: reading .{suffix}"):
+    for kind in plugged_in(GROUP, suffix, f"{path}: reading .{suffix}"):
         with open(path, "rb") as file:
             first = file.read(SNIFFED)
         if kind.matches(os.fspath(path), first):
-            return kind(path)  # type: ignore[call-arg]
+            checkpoint: Checkpoint = kind(path)
+            return checkpoint
     return None
 
 
-def _plugged_in(name: str, what: str) -> Iterator[type[Checkpoint]]:
-    """The kinds of checkpoint that other packages have for a suffix or a library.
+def plugged_in(group: str, name: str, what: str) -> Iterator[Any]:
+    """What other packages have for a suffix or a library: kinds of checkpoint, calibrations.
 
     An entry point can state the extra that brings what it needs; else that has the same name.
     """
     from importlib.metadata import entry_points  # only here, as it takes long to import
 
-    for entry in entry_points(group="elsa.checkpoints", name=name):
+    for entry in entry_points(group=group, name=name):
         try:
             yield entry.load()
         except ImportError as error:

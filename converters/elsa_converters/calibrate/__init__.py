@@ -1,5 +1,6 @@
 """Nest levels into a pretrained network by calibration: from samples of its inputs, no training."""
 
 from elsa_converters.calibrate._model import Layer, Model, Walk, Weights
+from elsa_converters.calibrate._pack import Nested
 
-__all__ = ["Layer", "Model", "Walk", "Weights"]
+__all__ = ["Layer", "Model", "Nested", "Walk", "Weights"]

@@ -1,0 +1,123 @@
+"""A model and the checkpoint that it is stored as, joined to what `pack` nests by calibration."""
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elsa_converters.calibrate._layer import Settings
+from elsa_converters.calibrate._model import Model
+from elsa_converters.calibrate._sweep import Sweep
+from elsa_format import MetricInfo, __version__
+from elsa_format.levels import Pattern
+from elsa_format.plugins import (
+    Calibration,
+    CalibrationOptions,
+    Checkpoint,
+    Progress,
+    SolvedTensor,
+)
+
+DENSE = {"sparse": 0.25, None: 1.0, "dense": 4.0}
+"""The weight of the dense network among the levels, by whom the trade serves."""
+
+
+class Nested(Calibration):
+    """The network of a checkpoint, whose layers are solved by a sweep over a model.
+
+    Closing it closes the checkpoint; what a walk holds is given back when `solve` ends.
+
+    Args:
+        checkpoint: All tensors to be stored, added biases and scales included.
+        model: The same network, run with samples.
+        options: What is asked.
+        left: Layers that are not nested, and why.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        model: Model,
+        options: CalibrationOptions,
+        *,
+        left: Mapping[str, str] = {},
+    ) -> None:
+        self.checkpoint, self.model, self.left = checkpoint, model, left
+        self.path, self.tensors = checkpoint.path, checkpoint.tensors
+        self.metadata, self.extra_metadata = checkpoint.metadata, checkpoint.extra_metadata
+        self.levels: Sequence[Fraction | Pattern] = tuple(options.levels)
+        self._sweep = Sweep(
+            model,
+            self.levels,
+            scope=options.scope or "auto",
+            settings=replace(
+                Settings(),
+                exact=options.keep_dense == "exact",
+                dense=DENSE[options.favour],
+            ),
+            all_classes=options.all_classes,
+            threads=options.threads,
+        )
+        layers = [layer for stage in model.stages for layer in stage]
+        self.nested = [layer.name for layer in layers if layer.nested]
+        self.per_level = [layer.name for layer in layers if not layer.nested]
+        for layer in layers:
+            self.per_level += model.varying(layer, model.original(layer))
+        held = sum(model.batches[at] for at in self._sweep.held)
+        recorded = f"calibration, elsa-format {__version__}"
+        self.metrics = {"relative_error": MetricInfo("lower", held, recorded)}
+        if model.classes is not None:
+            self.metrics["agreement"] = MetricInfo("higher", held, recorded)
+
+    def solve(self, progress: Progress) -> Generator[SolvedTensor]:
+        """Run the sweep; every layer's tensors come when it is solved."""
+        dense = len(self.levels)
+        with closing(self._sweep.run(progress)) as run:
+            for layer, solution in ((solved.layer, solved.solution) for solved in run):
+                if layer.nested:
+                    stored = self.model.weight_as_stored(layer, solution.weight)
+                    yield SolvedTensor(layer.name, 0, stored)
+                for network, weights in enumerate(solution.networks):
+                    level = 0 if network == dense else network + 1
+                    if not layer.nested:
+                        stored = self.model.weight_as_stored(layer, weights.weight)
+                        yield SolvedTensor(layer.name, level, stored)
+                    for name, array in self.model.varying(layer, weights).items():
+                        yield SolvedTensor(name, level, array)
+        found = self._sweep.measured
+        self.measured = [{name: getattr(one, name) for name in self.metrics} for one in found]
+
+    # --- The checkpoint's part -------------------------------------------------------------------
+
+    @property
+    def groups(self) -> Sequence[Sequence[str]]:
+        """The checkpoint's."""
+        return self.checkpoint.groups
+
+    def blocks(self, name: str, size: int) -> Iterator[NDArray[np.uint8]]:
+        """The checkpoint's."""
+        return self.checkpoint.blocks(name, size)
+
+    def nestable(self, name: str) -> bool:
+        """Whether it is the weight of a layer that is nested."""
+        return name in self.nested
+
+    def check_unchanged(self) -> None:
+        """Ask the checkpoint."""
+        self.checkpoint.check_unchanged()
+
+    def check_template(self, template: Any, packed: Any) -> None:
+        """Ask the checkpoint."""
+        self.checkpoint.check_template(template, packed)
+
+    def write_template(self, template: Any, packed: Any, *, force: bool = False) -> None:
+        """Write the checkpoint's."""
+        self.checkpoint.write_template(template, packed, force=force)
+
+    def close(self) -> None:
+        """Close the checkpoint."""
+        self.checkpoint.close()
