@@ -43,6 +43,9 @@ from elsa_format._profile import (
 )
 from elsa_format._threads import Progress, no_progress
 
+_LONGEST = -0.0000012345678901234567
+"""No number takes more characters."""
+
 
 @dataclass(frozen=True)
 class LevelSpec:
@@ -130,6 +133,20 @@ class Contents:
             contents.metrics,
         )
         return contents
+
+    def measured(self, found: Sequence[Mapping[str, float]]) -> "Contents":
+        """The same with the metrics of each level, then of the dense network."""
+        *levels, dense = found
+        return replace(
+            self,
+            levels=[replace(s, metrics=m) for s, m in zip(self.levels, levels, strict=True)],
+            dense_metrics=dense,
+        ).checked()
+
+    def unmeasured(self, metrics: Mapping[str, MetricInfo]) -> "Contents":
+        """The same with room for metrics that are known only after the data."""
+        room = [dict.fromkeys(metrics, _LONGEST)] * (len(self.levels) + 1)
+        return replace(self, metrics=metrics).measured(room) if metrics else self
 
     def only(self, names: AbstractSet[str]) -> "Contents":
         """As far as it is about some of the tensors."""
@@ -249,7 +266,10 @@ class ShardWriter:
     def write_header(self, network: Totals) -> Profile:
         """Write the header; the level table is that of the whole network."""
         profile = self._profile(network)
-        self.output.write_at(0, self._header(profile))
+        header = self._header(profile)
+        if len(header) > self._reserved:
+            raise ValueError(f"header of {len(header)} bytes, expected {self._reserved}")
+        self.output.write_at(0, header)
         return profile
 
     def _totals(self) -> Totals:
@@ -308,8 +328,15 @@ class NetworkWriter:
         """Store the next bytes of a tensor; see `ShardWriter.append`."""
         self._shard_of[name].append(name, data)
 
-    def finish(self, progress: Progress = no_progress) -> Profile:
-        """Write the headers, let the files appear, and give the profile of the network."""
+    def finish(
+        self, progress: Progress = no_progress, measured: Sequence[Mapping[str, float]] = ()
+    ) -> Profile:
+        """Write the headers, let the files appear, and give the profile of the network.
+
+        `measured` has the metrics that `Contents.unmeasured` left room for.
+        """
+        for shard in self.shards if measured else ():
+            shard.contents = shard.contents.measured(measured)
         totals = [shard.close_data() for shard in self.shards]
         network = totals[0]
         for more in totals[1:]:

@@ -7,6 +7,7 @@ import click
 
 from elsa_format import PackReport, cli, pack
 from elsa_format._counters import MAX_LEVELS, ROUNDINGS
+from elsa_format._packing.calibration import FAVOURS, KEEP_DENSE
 from elsa_format._packing.options import SCOPES
 
 
@@ -15,14 +16,21 @@ from elsa_format._packing.options import SCOPES
 @click.option(
     "--sparsities",
     metavar="LIST",
-    help="One-shot magnitude levels, sparsest first: 95,90,80 (percent, or fractions below 1) or "
-    "N:M patterns 1:8,1:4,2:4.",
+    help="Levels by magnitude, or by --calibrate, sparsest first: 95,90,80 (percent, or fractions "
+    "below 1) or N:M patterns 1:8,1:4,2:4.",
+)
+@click.option(
+    "--calibrate",
+    metavar="SAMPLES",
+    type=click.Path(),
+    help="Choose and adapt the weights by samples of the inputs. For ONNX: .npz with an array for "
+    "each input. For a directory: .txt, or .jsonl with a text field.",
 )
 @click.option(
     "--scope",
     type=click.Choice(SCOPES),
-    help="Compare magnitudes over all nested tensors, or within each.  [default: global; of a "
-    "directory: uniform]",
+    help="Compare magnitudes over all nested tensors, or within each; auto, with --calibrate, "
+    "measures what each needs.  [default: auto; without samples global; of a directory uniform]",
 )
 @click.option(
     "--axis",
@@ -73,6 +81,33 @@ from elsa_format._packing.options import SCOPES
     help="How a counter enters a weight; overwrite is the paper's.",
 )
 @click.option("--template", metavar="FILE", help="For ONNX: write the graph, pointing into OUT.")
+@click.option("--samples", metavar="N", type=click.IntRange(1), help="Use at most so many samples.")
+@click.option("--length", metavar="N", type=click.IntRange(1), help="Tokens of a sample of text.")
+@click.option(
+    "--keep-dense",
+    type=click.Choice(KEEP_DENSE),
+    help="Bound what calibration costs the dense network, or keep it exactly but for the counters. "
+    " [default: bounded]",
+)
+@click.option(
+    "--favour",
+    type=click.Choice(FAVOURS),
+    help="Let calibration serve the sparse levels or the dense network more than the other.",
+)
+@click.option(
+    "--all-classes", is_flag=True, help="Weigh classes alike, however often samples show them."
+)
+@click.option(
+    "--max-memory",
+    type=cli.SizeType(),
+    help="Keep at most this much of activations in memory, and the rest in temporary files.",
+)
+@click.option(
+    "--threads",
+    metavar="N",
+    type=click.IntRange(1),
+    help="Threads of calibration; they do not change the result.  [default: one for each core]",
+)
 @click.option("--no-digests", is_flag=True, help="Do not compute level digests.")
 @cli.OUTPUT
 @cli.shard_size_option

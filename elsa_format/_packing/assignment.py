@@ -1,7 +1,8 @@
 """What gives every weight its counter: the interface, and levels that are given."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,15 @@ from elsa_format._counters import MAX_LEVELS, Words
 from elsa_format._errors import CounterOutOfRange, InfeasibleLevels, NotNested, TensorMismatch
 from elsa_format._memory import BLOCK
 from elsa_format._packing.checkpoint import Checkpoint, same_tensor, word_blocks
+from elsa_format._profile import MetricInfo
+from elsa_format._threads import Progress
 from elsa_format._writer import LevelSpec
+from elsa_format.levels import Pattern, level_name, zeros_of
 
 Counters = NDArray[np.uint8]
 Tick = Callable[[int], None]
+Append = Callable[[str, NDArray[Any]], None]
+"""Stores the next bytes of a tensor."""
 
 
 class Assignment(ABC):
@@ -29,6 +35,13 @@ class Assignment(ABC):
     """What helps, appended to a note, where a level keeps next to nothing of a tensor."""
     passes = 0
     """How often the weights are read before they are written; for progress only."""
+    metrics: Mapping[str, MetricInfo] = {}
+    """What `solve` measures every level and the dense network by."""
+    measured: Sequence[Mapping[str, float]] = ()
+    """After `solve`: the metrics of each level, then of the dense network."""
+
+    def solve(self, append: Append, progress: Progress) -> None:  # noqa: B027 - most have counters
+        """Store tensors whose values are made together with their counters."""
 
     def prepare(self, tensors: list[TensorInfo], tick: Tick) -> None:  # noqa: B027 - most need not
         """Look at all nested tensors before the first is written."""
@@ -36,6 +49,22 @@ class Assignment(ABC):
     @abstractmethod
     def blocks(self, info: TensorInfo) -> Iterator[tuple[Words, Counters]]:
         """The tensor's weights and counters."""
+
+
+def specs_of(sparsities: Iterable[Fraction | Pattern]) -> list[LevelSpec]:
+    """What is told of levels that are asked for by sparsity.
+
+    >>> specs_of([Fraction(9, 10)])[0].name
+    '90%'
+    """
+    return [
+        LevelSpec(
+            level_name(wanted),
+            target=float(zeros_of(wanted)),
+            pattern=str(wanted) if isinstance(wanted, Pattern) else None,
+        )
+        for wanted in sparsities
+    ]
 
 
 class GivenCounters(Assignment):

@@ -7,7 +7,8 @@ called with the source, the samples and `CalibrationOptions`, and returns a `Cal
 
 import os
 from abc import abstractmethod
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from fractions import Fraction
@@ -16,19 +17,22 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from numpy.typing import NDArray
 
+from elsa_format._container.dtypes import of_array
 from elsa_format._container.header import TensorInfo
 from elsa_format._container.index import is_url
+from elsa_format._counters import Words, refuse_unpackable, words_of
 from elsa_format._directory import is_directory
-from elsa_format._errors import InvalidOption
+from elsa_format._errors import InvalidOption, TensorMismatch
+from elsa_format._memory import BLOCK
 from elsa_format._options import check_int, one_of
-from elsa_format._packing.checkpoint import Checkpoint, plugged_in
+from elsa_format._packing.assignment import Append, Assignment, Counters, specs_of
+from elsa_format._packing.checkpoint import Checkpoint, array_blocks, plugged_in, same_tensor
 from elsa_format._packing.layers import unpruned
-from elsa_format._profile import MetricInfo
+from elsa_format._profile import MetricInfo, variant_name
 from elsa_format._threads import Progress
 from elsa_format.levels import Pattern
 
 GROUP, DIRECTORY = "elsa.calibrations", "directory"
-CalibrationScope = Literal["auto", "uniform", "global"]
 KeepDense = Literal["bounded", "exact"]
 KEEP_DENSE: tuple[KeepDense, ...] = get_args(KeepDense)
 Favour = Literal["sparse", "dense"]
@@ -56,7 +60,7 @@ class CalibrationOptions:
     """
 
     levels: Sequence[Fraction | Pattern]
-    scope: CalibrationScope | None = None
+    scope: Literal["auto", "uniform", "global"] | None = None
     samples: int | None = None
     length: int | None = None
     keep_dense: KeepDense = "bounded"
@@ -124,7 +128,49 @@ class Calibration(Checkpoint):
         """Give every nested tensor, its counters in it, and the per-level ones that changed."""
 
 
-def not_chosen(name: str, include: Sequence[str], exclude: Sequence[str]) -> str | None:
+class SolvedLevels(Assignment):
+    """Levels that a calibration gives with their values, whole layers at a time."""
+
+    def __init__(self, calibration: Calibration) -> None:
+        self.calibration, self.metrics = calibration, calibration.metrics
+        self.specs = specs_of(calibration.levels)
+        self._given: set[str] = set()
+
+    def solve(self, append: Append, progress: Progress) -> None:
+        """Store every tensor when its layer is solved."""
+        with closing(self.calibration.solve(progress)) as solved:
+            for name, level, array in solved:
+                stored = self._stored_name(name, level, array)
+                for block in array_blocks(array, BLOCK):
+                    append(stored, block)
+        self.measured, self.notes = self.calibration.measured, tuple(self.calibration.notes)
+
+    def _stored_name(self, name: str, level: int, array: NDArray[Any]) -> str:
+        """The name under which a tensor is stored; what the network has no place for is refused."""
+        network = self.calibration
+        where = f"{network.path}: calibration"
+        stored = variant_name(name, level) if level else name
+        known = (
+            name in network.per_level if level else name in (*network.nested, *network.per_level)
+        )
+        if not known or level > len(self.specs) or stored in self._given:
+            raise TensorMismatch(f"{where}: tensor {name!r} of level {level} has no place")
+        info = network.tensors[name]
+        same_tensor(info, TensorInfo(name, of_array(array.dtype), array.shape), where)
+        if name in network.nested:
+            words = words_of(array, info.dtype)
+            refuse_unpackable(words, None, info.dtype, len(self.specs), f"{where}: tensor {name!r}")
+        self._given.add(stored)
+        return stored
+
+    def blocks(self, info: TensorInfo) -> Iterator[tuple[Words, Counters]]:
+        """None are left: every nested tensor was solved."""
+        raise TensorMismatch(
+            f"{self.calibration.path}: calibration: tensor {info.name!r} was not solved"
+        )
+
+
+def not_chosen(name: str, include: Iterable[str], exclude: Iterable[str]) -> str | None:
     """Why patterns leave a tensor out, if they do.
 
     >>> not_chosen("head", ["h*"], ["*d"]), not_chosen("w", ["h*"], []), not_chosen("w", [], [])

@@ -20,12 +20,11 @@ from elsa_format._container.header import TensorInfo, lay_out
 from elsa_format._counters import Words
 from elsa_format._errors import InfeasibleLevels
 from elsa_format._memory import BLOCK
-from elsa_format._packing.assignment import Assignment, Counters, Tick
+from elsa_format._packing.assignment import Assignment, Counters, Tick, specs_of
 from elsa_format._packing.checkpoint import Checkpoint, word_blocks
 from elsa_format._packing.layers import common_group, uneven
 from elsa_format._packing.options import Scope
-from elsa_format._writer import LevelSpec
-from elsa_format.levels import Pattern, kept_count, level_name
+from elsa_format.levels import Pattern, kept_count
 
 TABLE_BYTES = 16 << 20
 """Most memory for histograms: 16-bit digits for up to 32 different prefixes."""
@@ -53,7 +52,7 @@ class MagnitudeLevels(Assignment):
         any_order: bool = False,
     ) -> None:
         self.network, self.sparsities, self.scope = network, sparsities, scope
-        self.specs = [LevelSpec(level_name(s), target=float(s)) for s in sparsities]
+        self.specs = specs_of(sparsities)
         self._share_ties = any_order and scope == "global"
         if scope == "global":
             self.empty_layers_advice = "; --scope uniform gives each its share"
@@ -118,7 +117,7 @@ class PatternLevels(Assignment):
     ) -> None:
         self.network, self.patterns, self._axes = network, patterns, axes
         self.group = common_group(patterns)
-        self.specs = [LevelSpec(str(p), target=float(p.sparsity), pattern=str(p)) for p in patterns]
+        self.specs = specs_of(patterns)
 
     def prepare(self, tensors: list[TensorInfo], tick: Tick) -> None:
         for info in tensors:

@@ -30,6 +30,7 @@ from elsa_format._memory import BLOCK, give_block, take_block
 from elsa_format._options import check_int
 from elsa_format._output import Target
 from elsa_format._packing.assignment import Assignment, GivenCounters, NestedCheckpoints
+from elsa_format._packing.calibration import Calibration, SolvedLevels, open_calibration
 from elsa_format._packing.checkpoint import Checkpoint, CheckpointLike, open_checkpoint
 from elsa_format._packing.layers import empty_layers, transformer_notes
 from elsa_format._packing.one_shot import MagnitudeLevels, PatternLevels
@@ -109,7 +110,10 @@ def pack(
     Returns:
         What was packed.
     """
-    options = PackOptions(**fields) if options is None else replace(options, **fields)
+    if isinstance(dense, Calibration):
+        options = _of_calibration(dense, options, fields)
+    else:
+        options = PackOptions(**fields) if options is None else replace(options, **fields)
     jobs = check_int("jobs", jobs, low=1)
     folder = Path(dense) if is_directory(dense) else None  # type: ignore[arg-type]
     out = in_directory(dense, out, sharded=max_shard_size is not None)
@@ -123,13 +127,17 @@ def pack(
             sources.append(checkpoint)
             return checkpoint
 
+        if options.calibrate is not None and not isinstance(dense, Calibration):
+            dense = open_calibration(dense, options.calibrate, options.calibration)
         network = opened(dense)
         if template is not None:
             _check_template(network, template, out, force)
         choice = choose_tensors(network, options, folder)
         assignment: Assignment
         levels: list[Checkpoint] = []
-        if options.patterns:
+        if isinstance(network, Calibration):
+            assignment = SolvedLevels(network)
+        elif options.patterns:
             assignment = PatternLevels(network, options.patterns, choice.axes)
         elif options.one_shot:
             scope = options.scope_of(folder)
@@ -152,10 +160,23 @@ def pack(
             job.run(writer, progress, jobs)
             for checkpoint in sources:
                 checkpoint.check_unchanged()
-            profile = writer.finish(progress)
+            profile = writer.finish(progress, assignment.measured)
         if template is not None:
             network.write_template(template, os.fspath(out), force=force)  # type: ignore[arg-type]
         return job.report(profile, folder, left)
+
+
+def _of_calibration(
+    calibration: Calibration, options: PackOptions | None, fields: PackFields
+) -> PackOptions:
+    """The options of a calibration that is ready to be solved."""
+    if options is not None or fields.keys() - {"names", "digests"}:
+        raise ConflictingOptions(
+            f"{calibration.path}: a calibration has options of its own",
+            "beside it, {names} and {digests} can be given",
+        )
+    asked = PackOptions(sparsities=calibration.levels, calibrate=calibration)
+    return replace(asked, **fields)
 
 
 def _check_template(
@@ -229,7 +250,7 @@ class _Job:
     @property
     def contents(self) -> Contents:
         """What is written, besides the tensors."""
-        return Contents(
+        contents = Contents(
             self.bits,
             self.specs,
             frozenset(self.choice.nested),
@@ -238,6 +259,7 @@ class _Job:
             digests=self.options.digests,
             extra_metadata=self.network.extra_metadata,
         )
+        return contents.unmeasured(self.assignment.metrics)
 
     @property
     def infos(self) -> list[TensorInfo]:
@@ -262,6 +284,7 @@ class _Job:
 
     def run(self, writer: NetworkWriter, progress: Progress, jobs: int) -> None:
         """Decide on the counters, then write all tensors."""
+        self.assignment.solve(writer.append, progress)
         nested = list(self.nested.values())
         passes = self.assignment.passes * sum(info.nbytes for info in nested)
         meter = Meter(progress, passes + sum(info.nbytes for info in self.infos))
@@ -269,6 +292,8 @@ class _Job:
 
         def write_shard(shard: ShardWriter) -> None:
             for name in shard.tensors:
+                if shard.taken(name):  # it was solved
+                    continue
                 for block in self._blocks(*shard.variants.get(name, (name, 0))):
                     shard.append(name, block)
                     meter.tick(block.nbytes)
@@ -278,7 +303,7 @@ class _Job:
     def _blocks(self, name: str, level: int) -> Iterator[Words]:
         if name in self.nested:
             return self._embedded(self.nested[name])
-        checkpoint = self.levels[level - 1] if level else self.network
+        checkpoint = self.levels[level - 1] if level and self.levels else self.network
         return checkpoint.blocks(name, BLOCK)
 
     def _embedded(self, info: TensorInfo) -> Iterator[Words]:
