@@ -1,7 +1,7 @@
 """Extract a level in one pass and constant memory (spec §2.2)."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -99,7 +99,8 @@ def extract(
         check_layout(network, number, layout)
         several = names_file(target) and not is_url(os.fspath(target))
         meter = Meter(progress, network.header.data_size)
-        job = _Job(network, number, layout, verify, meter, jobs if several else 1)
+        proof = Proof(network, verify=verify)
+        job = _Job(network, number, layout, verify, meter, proof, jobs if several else 1)
         groups = [list(network.tensors)]
         if is_index(target):
             sizes = {name: job.size(name, keep_levels) for name in network.tensors}
@@ -136,6 +137,7 @@ class _Job:
     layout: LayoutName
     verify: bool
     meter: Meter
+    proof: Proof
     jobs: int
     """Files that are read at a time: several only where the output takes any order."""
 
@@ -149,22 +151,10 @@ class _Job:
             return info.nbytes
         return sum(part.nbytes for part in LAYOUTS[self.layout].parts(info, nested.expected))
 
-    def _read(self, take: Callable[[LevelReader, PlannedTensor], None]) -> None:
-        """Hand over every stored tensor, of several files at the same time."""
-
-        proof = Proof(self.network) if self.verify else None
-        level, verify, tick = self.level, self.verify, self.meter.tick
-
-        def read(file: Network) -> None:
-            with LevelReader(file, level, verify=verify, proof=proof, on_bytes=tick) as reader:
-                for planned in file.plan(level):
-                    take(reader, planned)
-                reader.finish()
-
-        self.network.need(level)
-        self.meter.run(read, self.network.files, self.jobs)
-        if proof is not None:
-            proof.finish()
+    def _reader(self, file: Network) -> LevelReader:
+        """Reads one of the files; when all are read, the proof is to be finished."""
+        verify, on_bytes = self.verify, self.meter.tick
+        return LevelReader(file, self.level, verify=verify, proof=self.proof, on_bytes=on_bytes)
 
     def extract(self, groups: list[list[str]], target: Target, *, force: bool) -> None:
         """Write the level as a plain checkpoint."""
@@ -180,13 +170,17 @@ class _Job:
                     places[name] = output, len(prefix) + info.start
                 files.append(placed.values())
 
-            def copy(reader: LevelReader, planned: PlannedTensor) -> None:
-                for name, piece in self._pieces(reader, planned):
-                    output, position = places[name]
-                    output.write_at(position, piece)
-                    places[name] = output, position + piece.nbytes
+            def copy(file: Network) -> None:
+                with self._reader(file) as reader:
+                    for planned in reader.tensors():
+                        for name, piece in self._pieces(reader, planned):
+                            output, position = places[name]
+                            output.write_at(position, piece)
+                            places[name] = output, position + piece.nbytes
 
-            self._read(copy)
+            self.network.need(self.level)
+            self.meter.run(copy, self.network.files, self.jobs)
+            self.proof.finish()
             extra = self._index_metadata() if destination.index else {}
             destination.finish(files, extra, self.meter.progress)
 
@@ -243,13 +237,17 @@ class _Job:
         )
         with open_writer(target, infos, contents, force=force) as writer:
 
-            def copy(reader: LevelReader, planned: PlannedTensor) -> None:
-                for block in reader.blocks(planned.info):
-                    if planned.mask is not None:
-                        words = block.view(planned.info.dtype.words)
-                        mask(words, words, profile.bits, level)
-                    for name in copies.get(planned.info.name, ()):
-                        writer.append(name, block)
+            def copy(file: Network) -> None:
+                with self._reader(file) as reader:
+                    for planned in reader.tensors():
+                        for block in reader.blocks(planned.info):
+                            if planned.mask is not None:
+                                words = block.view(planned.info.dtype.words)
+                                mask(words, words, profile.bits, level)
+                            for name in copies.get(planned.info.name, ()):
+                                writer.append(name, block)
 
-            self._read(copy)
+            network.need(level)
+            self.meter.run(copy, network.files, self.jobs)
+            self.proof.finish()
             writer.finish(self.meter.progress)

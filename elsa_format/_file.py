@@ -268,7 +268,7 @@ class File(Closing, Renewed):
             else:
                 loaded[name] = _load_sparse(reader, planned.mask, layout, arena)
 
-        proof = Proof(network) if self._verify else None
+        proof = Proof(network, verify=self._verify)
 
         def load_alone(planned: PlannedTensor) -> None:
             verify, only = self._verify, planned.info
@@ -284,8 +284,7 @@ class File(Closing, Renewed):
         else:
             plan.sort(key=lambda planned: -planned.info.nbytes)
             run(load_alone, plan, CORES)
-        if proof is not None:
-            proof.finish()
+        proof.finish()
         return loaded
 
     def upgrade(self, level: LevelLike) -> Mapping[str, NDArray[Any]]:
@@ -431,12 +430,11 @@ def _stream(
 ) -> Iterator[tuple[str, NDArray[Any]]]:
     number = network.level_number(level)
     with LevelReader(network, number, verify=verify) as reader:
-        for planned in network.plan(number):
+        for planned in reader.tensors():
             if planned.name is None:
                 reader.skip(planned.info)
             else:
                 yield planned.name, reader.array(planned)
-        reader.finish()
 
 
 def load_level(

@@ -64,18 +64,23 @@ class LevelReader(Closing):
         self._buffer: Block | None = None
         self.block = block or self.block
 
+    def tensors(self) -> Iterator[PlannedTensor]:
+        """All that the level needs, each to be read before the next; then as `finish`."""
+        yield from self.network.plan(self._level)
+        self.finish()
+
     def blocks(self, info: TensorInfo, into: Block | None = None) -> Iterator[Block]:
         """A stored tensor's bytes: parts of `into`, or else blocks that overwrite one another."""
-        if info.nbytes:
-            self._bytes.seek(info)
         expected = self.network.checksum(info.name, self._level) if self._verify else None
         checksum = xxhash.xxh3_64() if expected else None
-        if into is None and self._buffer is None and info.nbytes:
-            self._buffer = take_block(self.block)
+        if info.nbytes:
+            source = self._bytes.seek(info)
+            if into is None and self._buffer is None:
+                self._buffer = take_block(self.block)
         for at in range(0, info.nbytes, self.block):
             size = min(info.nbytes - at, self.block)
             block = self._buffer[:size] if into is None else into[at : at + size]  # type: ignore[index]
-            missing = fill(self._bytes, block.data)
+            missing = fill(source, block.data)
             if missing:
                 raise Truncated(
                     f"{self.name}: tensor {info.name!r} ends {info.nbytes - at - size + missing} "
@@ -190,8 +195,8 @@ class Proof:
     All others have checksums, and nothing is computed.
     """
 
-    def __init__(self, network: Network) -> None:
-        self._network, self._stated = network, network.digests
+    def __init__(self, network: Network, *, verify: bool = True) -> None:
+        self._network, self._stated = network, network.digests if verify else ()
         if self._stated:
             self._digests = LevelDigests(NOT_ZERO, (NOT_ZERO,))
 

@@ -19,7 +19,7 @@ from elsa_format._errors import InvalidOption, NoSuchLevel, NotElsa
 from elsa_format._layouts import LayoutName, TensorMask
 from elsa_format._options import renamed
 from elsa_format._profile import LevelLike, LevelNumber, Profile
-from elsa_format._storage import Closing
+from elsa_format._storage import Closing, Fillable
 
 Kind = Literal["elsa", "level", "delivery"]
 
@@ -36,15 +36,11 @@ class PlannedTensor:
 
 
 class TensorBytes(Closing, ABC):
-    """The bytes of stored tensors: seek to a tensor, then read it to its end."""
+    """The bytes of stored tensors, one tensor after the other."""
 
     @abstractmethod
-    def seek(self, info: TensorInfo) -> None:
-        """Go to the first byte of a tensor."""
-
-    @abstractmethod
-    def readinto(self, buffer: Any, /) -> int:
-        """Fill as much of a buffer as one read gives; 0 at the end of the input."""
+    def seek(self, info: TensorInfo) -> Fillable:
+        """Go to the first byte of a tensor; what gives its bytes, until the next is sought."""
 
     def finish(self) -> None:
         """Raise TrailingData if bytes follow the last tensor."""

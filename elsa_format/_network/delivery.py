@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,14 +100,16 @@ class _DeliveredBytes(TensorBytes):
     def __init__(self, delivery: Delivery, part: int, *, alone: bool) -> None:
         self._delivery, self._part, self._alone = delivery, part, alone
 
-    def seek(self, info: TensorInfo) -> None:
+    def seek(self, info: TensorInfo) -> Self:
         """What follows a tensor is decoded ahead, unless it is read alone."""
         place = self._delivery.prefix.plan.places[info.name]
         sequence, self._place, self._at = place.sequence, place, place.start
         end = place.start + info.nbytes // sequence.words.itemsize
         self._stop = -(-end // sequence.batch) if self._alone else sequence.batches
+        return self
 
     def readinto(self, buffer: Any, /) -> int:
+        """As much of the tensor as one batch of blocks has."""
         out: NDArray[np.uint8] = np.frombuffer(buffer, np.uint8)
         number, inside = divmod(self._at, self._place.sequence.batch)
         words = self._delivery.blocks.get(self._place, self._part, number, self._stop)

@@ -130,10 +130,11 @@ class _SparseBytes(TensorBytes):
         self._network, self._form = network, LAYOUTS[network.layout]
         self._tensor: _SparseTensor | Reader | None = None
 
-    def seek(self, info: TensorInfo) -> None:
+    def seek(self, info: TensorInfo) -> "_SparseTensor | Reader":
         self.close()
         nested = info.name in self._network.profile.nested
         self._tensor = self._sparse(info) if nested else self._read(info)
+        return self._tensor
 
     def _read(self, info: TensorInfo) -> Reader:
         """The bytes of a tensor of the file itself."""
@@ -146,9 +147,6 @@ class _SparseBytes(TensorBytes):
         opened = [(part, self._read(part)) for part in self._form.parts(info, kept)]
         where = f"{self._network.name}: tensor {info.name!r}"
         return _SparseTensor(where, info, opened, self._form.decoder)
-
-    def readinto(self, buffer: Any, /) -> int:
-        return self._tensor.readinto(buffer) if self._tensor else 0
 
     def finish(self) -> None:
         """Look at the parts of empty tensors, too, which nobody reads."""

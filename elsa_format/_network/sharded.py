@@ -12,6 +12,7 @@ from elsa_format._container.header import Header, TensorInfo, VirtualHeader
 from elsa_format._layouts import LayoutName
 from elsa_format._network.base import Kind, Network, TensorBytes
 from elsa_format._profile import LevelNumber, Profile
+from elsa_format._storage import Fillable
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,15 +103,12 @@ class _ShardedBytes(TensorBytes):
         self._shard: Network | None = None
         self._bytes: TensorBytes | None = None
 
-    def seek(self, info: TensorInfo) -> None:
+    def seek(self, info: TensorInfo) -> Fillable:
         shard = self._network.homes[info.name]
         if self._bytes is None or shard is not self._shard:
             self.close()
             self._shard, self._bytes = shard, shard.open(*self._wanted)
-        self._bytes.seek(info)
-
-    def readinto(self, buffer: Any, /) -> int:
-        return self._bytes.readinto(buffer) if self._bytes else 0
+        return self._bytes.seek(info)
 
     def finish(self) -> None:
         if self._bytes is not None:

@@ -2,7 +2,7 @@
 
 import sys
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,7 @@ from elsa_format._container.header import TensorInfo
 from elsa_format._errors import TrailingData
 from elsa_format._network.base import Network, TensorBytes
 from elsa_format._profile import LevelNumber
-from elsa_format._storage import SpooledStorage, Storage
+from elsa_format._storage import Reader, SpooledStorage, Storage
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,21 +54,16 @@ class StoredBytes(TensorBytes):
     """A range of the data section of a file."""
 
     def __init__(self, storage: Storage, data_start: int, first: int, last: int) -> None:
-        self._name, self._data_start, self._position = storage.name, data_start, data_start + first
+        self._name, self._data_start = storage.name, data_start
         self._endless = storage.size is None  # what follows the last tensor must be seen, too
         stop = sys.maxsize if self._endless else data_start + last
-        self._reader = storage.reader(self._position, stop)
+        self._reader = storage.reader(data_start + first, stop)
 
-    def seek(self, info: TensorInfo) -> None:
+    def seek(self, info: TensorInfo) -> Reader:
         start = self._data_start + info.start
-        if info.nbytes and self._position != start:
+        if self._reader.position != start:
             self._reader.seek(start)
-            self._position = start
-
-    def readinto(self, buffer: Any, /) -> int:
-        count = self._reader.readinto(buffer)
-        self._position += count
-        return count
+        return self._reader
 
     def finish(self) -> None:
         if self._endless and self._reader.read(1):

@@ -3,7 +3,7 @@
 import os
 
 from elsa_format._container.index import is_url
-from elsa_format._storage.base import Closing, Reader, Source, Storage, fill, stream_name
+from elsa_format._storage.base import Closing, Fillable, Reader, Source, Storage, fill, stream_name
 from elsa_format._storage.local import (
     FileStorage,
     InputFile,
@@ -14,6 +14,7 @@ from elsa_format._storage.local import (
 
 __all__ = [
     "Closing",
+    "Fillable",
     "Reader",
     "Source",
     "SpooledStorage",
