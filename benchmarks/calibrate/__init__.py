@@ -1,0 +1,1 @@
+"""What calibrated levels of real networks are worth: `python -m benchmarks.calibrate`."""
