@@ -172,6 +172,8 @@ def _as_json(packed: PackReport, size: int | None) -> dict[str, Any]:
         "size": size,
         "bits": packed.profile.bits,
         "levels": [level.to_json() for level in packed.profile.levels],
+        "dense": {"metrics": dict(packed.profile.dense_metrics)},
+        "metrics": {name: info.to_json() for name, info in packed.profile.metrics.items()},
         "nested": {name: list(counts) for name, counts in packed.profile.nested.items()},
         "per_level": list(packed.profile.per_level),
         "shared": dict(packed.shared),
@@ -188,12 +190,6 @@ def _as_json(packed: PackReport, size: int | None) -> dict[str, Any]:
 def _summary(packed: PackReport) -> str:
     profile, total = packed.profile, packed.nested_weights
     width = cli.columns(err=True)
-    rows = [["level", "name", "download", "sparsity", "kept"]]
-    for t, level in enumerate(profile.levels):
-        kept = sum(counts[t] for counts in profile.nested.values())
-        sparsity = 1 - kept / total if total else 0
-        download = cli.show_estimate(packed.downloads[t + 1])
-        rows.append([str(t + 1), level.name, download, f"{sparsity:.3%}", f"{kept:,}"])
     lines = [
         f"nested: {_tensors(packed.nested, width)}",
         f"{cli.share(total, packed.parameters)} of all parameters are nested: {total:,} of "
@@ -208,7 +204,26 @@ def _summary(packed: PackReport) -> str:
         lines.append(f"not nested ({reason}): {_tensors(names, width)}")
     lines += [f"default: {default}" for default in packed.defaults]
     lines += [f"warning: {note}" for note in packed.notes]
-    return "\n".join([cli.table(rows, left=2, width=width), "", *lines])
+    return "\n".join([cli.table(_rows(packed), left=2, width=width), "", *lines])
+
+
+def _rows(packed: PackReport) -> list[list[str]]:
+    """The levels, and the dense network if it was measured like them."""
+    profile, total = packed.profile, packed.nested_weights
+    metrics = sorted(profile.metrics)
+    rows = [["level", "name", "download", "sparsity", "kept", *metrics]]
+    for t, level in enumerate(profile.levels, 1):
+        sparsity = 1 - level.nonzero / total if total and level.nonzero is not None else 0
+        download = cli.show_estimate(packed.downloads[t])
+        values = [f"{level.metrics[name]:.3g}" for name in metrics]
+        rows.append(
+            [str(t), level.name, download, f"{sparsity:.3%}", f"{level.nonzero:,}", *values]
+        )
+    if metrics:
+        values = [f"{profile.dense_metrics[name]:.3g}" for name in metrics]
+        download = cli.show_estimate(packed.downloads["dense"])
+        rows.append(["dense", "", download, "-", f"{total:,}", *values])
+    return rows
 
 
 def _tensors(names: Collection[str], width: int | None) -> str:
