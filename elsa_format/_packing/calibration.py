@@ -30,9 +30,11 @@ from elsa_format._packing.checkpoint import Checkpoint, array_blocks, plugged_in
 from elsa_format._packing.layers import unpruned
 from elsa_format._profile import MetricInfo, variant_name
 from elsa_format._threads import Progress
-from elsa_format.levels import Pattern
+from elsa_format.levels import Pattern, zeros_of
 
 GROUP, DIRECTORY = "elsa.calibrations", "directory"
+BEARABLE = Fraction(3, 10)
+"""The sparsity up to which pretrained networks usually do without calibration."""
 KeepDense = Literal["bounded", "exact"]
 KEEP_DENSE: tuple[KeepDense, ...] = get_args(KeepDense)
 Favour = Literal["sparse", "dense"]
@@ -189,6 +191,20 @@ def can_calibrate(source: Any) -> bool:
 
     name = _door(source)
     return name is not None and bool(entry_points(group=GROUP, name=name))
+
+
+def one_shot_notes(levels: Iterable[Fraction | Pattern], source: Any) -> Iterator[str]:
+    """What helps, if levels by magnitude alone are sparser than pretrained networks usually bear.
+
+    >>> next(one_shot_notes([Fraction(1, 4)], "net.npz"), None)
+    """
+    if all(zeros_of(level) <= BEARABLE for level in levels):
+        return
+    usual = "one-shot levels of a pretrained network usually need calibration above about 30 to 50%"
+    if can_calibrate(source):
+        yield f"{usual}; --calibrate SAMPLES does it"
+    else:
+        yield f"{usual}; pack its ONNX model or model directory with --calibrate"
 
 
 def open_calibration(source: Any, samples: Any, options: CalibrationOptions) -> Calibration:

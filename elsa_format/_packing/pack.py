@@ -30,7 +30,12 @@ from elsa_format._memory import BLOCK, give_block, take_block
 from elsa_format._options import check_int
 from elsa_format._output import Target
 from elsa_format._packing.assignment import Assignment, GivenCounters, NestedCheckpoints
-from elsa_format._packing.calibration import Calibration, SolvedLevels, open_calibration
+from elsa_format._packing.calibration import (
+    Calibration,
+    SolvedLevels,
+    one_shot_notes,
+    open_calibration,
+)
 from elsa_format._packing.checkpoint import Checkpoint, CheckpointLike, open_checkpoint
 from elsa_format._packing.layers import empty_layers, transformer_notes
 from elsa_format._packing.one_shot import MagnitudeLevels, PatternLevels
@@ -352,6 +357,7 @@ class _Job:
         names = [level.name for level in profile.levels]
         advice = self.assignment.empty_layers_advice
         yield from empty_layers(profile.nested, sizes, names, advice=advice)
+        yield from one_shot_notes(self.options.one_shot, folder or self.network.path)
         if not_copied:
             few = ", ".join(map(repr, not_copied[:4]))
             more = f", … {len(not_copied) - 4} more" if len(not_copied) > 4 else ""
