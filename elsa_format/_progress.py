@@ -24,7 +24,7 @@ MOST = 100 * 3600
 class Bar:
     """A progress line on a terminal, from the first second on."""
 
-    def __init__(self, verb: str, stream: TextIO, unit: str = "") -> None:
+    def __init__(self, verb: str, stream: TextIO, unit: str | None = "") -> None:
         self.verb, self.stream, self.unit = verb, stream, unit
         self.started = self.drawn = time.monotonic()
         self.done, self.speed, self.length = 0, 0.0, 0
@@ -46,11 +46,15 @@ class Bar:
         sure = now - self.started >= SURE and left < MOST
         self.show(done / total if total else 1.0, f"{clock(left)} left" if sure else "")
 
+    def doing(self, what: str, unit: str | None = None) -> None:
+        """Name what is under way from now on; without a unit, no speed is shown."""
+        self.verb, self.unit = what, unit
+
     def show(self, part: float, left: str) -> None:
         """Write the line anew; as much of it as fits."""
         width = columns(self.stream) - 1  # in the last column, terminals break the line
         done = f"{self.speed:.3g} {self.unit}" if self.unit else show_size(self.speed)
-        percent, speed = f"{math.floor(100 * part):3d}%", f"{done}/s"
+        percent, speed = f"{math.floor(100 * part):3d}%", "" if self.unit is None else f"{done}/s"
         for words in ((percent, speed, left), (percent, left), (percent,)):
             line = "  ".join(word for word in words if word)
             room = min(width - len(self.verb) - len(line) - 2, LONGEST_BAR)

@@ -31,6 +31,15 @@ def no_progress(done: int, total: int) -> None:
     """Show no progress."""
 
 
+def tell(progress: Progress, doing: str, unit: str | None = None) -> None:
+    """Say what is under way, if the progress can show it, and what is counted, if not bytes.
+
+    >>> tell(no_progress, "3 of 12 layers")
+    """
+    if (show := getattr(progress, "doing", None)) is not None:
+        show(doing, unit)
+
+
 class Stopped(Exception):
     """Another thread failed, so this one need not go on."""
 

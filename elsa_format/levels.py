@@ -20,6 +20,7 @@ __all__ = [
     "bits_for",
     "check_levels",
     "kept_count",
+    "level_name",
     "parse_sparsities",
     "parse_sparsity",
     "zeros_of",

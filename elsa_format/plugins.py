@@ -25,7 +25,7 @@ from elsa_format._packing.checkpoint import Checkpoint
 from elsa_format._profile import LevelLike, LevelNumber, find_level, variant_name
 from elsa_format._shared_writer import Exchange, SharedWriter, Together, alone, open_shared_writer
 from elsa_format._storage import Source
-from elsa_format._threads import Meter, Progress, no_progress
+from elsa_format._threads import Meter, Progress, no_progress, tell
 from elsa_format._verify import digest_lines
 from elsa_format._writer import Contents
 
@@ -79,6 +79,7 @@ __all__ = [
     "open_shared_writer",
     "other_format",
     "show_level",
+    "tell",
     "tensor_line",
     "variant_name",
     "weights_file",

@@ -31,6 +31,8 @@ class Assignment(ABC):
     specs: list[LevelSpec]
     notes: tuple[str, ...] = ()
     """What the user should know about the levels."""
+    defaults: tuple[str, ...] = ()
+    """What was chosen because no option says otherwise."""
     empty_layers_advice = ""
     """What helps, appended to a note, where a level keeps next to nothing of a tensor."""
     passes = 0

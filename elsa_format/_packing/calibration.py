@@ -29,7 +29,7 @@ from elsa_format._packing.assignment import Append, Assignment, Counters, specs_
 from elsa_format._packing.checkpoint import Checkpoint, array_blocks, plugged_in, same_tensor
 from elsa_format._packing.layers import unpruned
 from elsa_format._profile import MetricInfo, variant_name
-from elsa_format._threads import Progress
+from elsa_format._threads import Progress, tell
 from elsa_format.levels import Pattern, zeros_of
 
 GROUP, DIRECTORY = "elsa.calibrations", "directory"
@@ -124,6 +124,8 @@ class Calibration(Checkpoint):
     """After `solve`: the metrics of each level, then of the dense network."""
     notes: Sequence[str] = ()
     """After `solve`: what the user should know."""
+    defaults: Sequence[str] = ()
+    """After `solve`: what was chosen because no option says otherwise."""
 
     @abstractmethod
     def solve(self, progress: Progress) -> Generator[SolvedTensor]:
@@ -145,7 +147,10 @@ class SolvedLevels(Assignment):
                 stored = self._stored_name(name, level, array)
                 for block in array_blocks(array, BLOCK):
                     append(stored, block)
-        self.measured, self.notes = self.calibration.measured, tuple(self.calibration.notes)
+        tell(progress, "packing", "")
+        network = self.calibration
+        self.measured = network.measured
+        self.notes, self.defaults = tuple(network.notes), tuple(network.defaults)
 
     def _stored_name(self, name: str, level: int, array: NDArray[Any]) -> str:
         """The name under which a tensor is stored; what the network has no place for is refused."""

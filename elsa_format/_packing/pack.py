@@ -333,7 +333,7 @@ class _Job:
             sum(sizes.values()),
             self.choice.shared,
             tuple(self._notes(profile, sizes, folder, not_copied)),
-            self.options.defaults(folder),
+            self.options.defaults(folder) + self.assignment.defaults,
             sum(info.elements for info in self.network.tensors.values()),
             estimated_downloads({info.name: info for info in self.infos}, profile),
         )

@@ -1,9 +1,10 @@
 """A model and the checkpoint that it is stored as, joined to what `pack` nests by calibration."""
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from fractions import Fraction
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from elsa_converters.calibrate._layer import Settings
 from elsa_converters.calibrate._model import Model
 from elsa_converters.calibrate._sweep import Sweep
 from elsa_format import MetricInfo, __version__
-from elsa_format.levels import Pattern
+from elsa_format.levels import Pattern, level_name
 from elsa_format.plugins import (
     Calibration,
     CalibrationOptions,
@@ -26,6 +27,10 @@ DENSE = {"sparse": 0.25, None: 1.0, "dense": 4.0}
 """The weight of the dense network among the levels, by whom the trade serves."""
 
 
+FEW = 8
+"""Classes or layers that a message names."""
+
+
 class Nested(Calibration):
     """The network of a checkpoint, whose layers are solved by a sweep over a model.
 
@@ -36,6 +41,7 @@ class Nested(Calibration):
         model: The same network, run with samples.
         options: What is asked.
         left: Layers that are not nested, and why.
+        notes: What else the user should know.
     """
 
     def __init__(
@@ -45,8 +51,9 @@ class Nested(Calibration):
         options: CalibrationOptions,
         *,
         left: Mapping[str, str] = {},
+        notes: Sequence[str] = (),
     ) -> None:
-        self.checkpoint, self.model, self.left = checkpoint, model, left
+        self.checkpoint, self.model, self.left, self.notes = checkpoint, model, left, notes
         self.path, self.tensors = checkpoint.path, checkpoint.tensors
         self.metadata, self.extra_metadata = checkpoint.metadata, checkpoint.extra_metadata
         self.levels: Sequence[Fraction | Pattern] = tuple(options.levels)
@@ -90,6 +97,8 @@ class Nested(Calibration):
                         yield SolvedTensor(name, level, array)
         found = self._sweep.measured
         self.measured = [{name: getattr(one, name) for name in self.metrics} for one in found]
+        self.notes = [*self.notes, *_notes(self._sweep)]
+        self.defaults = list(_spared(self._sweep))
 
     # --- The checkpoint's part -------------------------------------------------------------------
 
@@ -121,3 +130,36 @@ class Nested(Calibration):
     def close(self) -> None:
         """Close the checkpoint."""
         self.checkpoint.close()
+
+
+def _notes(sweep: Sweep) -> Iterator[str]:
+    """Classes that the samples lack, and layers that saw too little of them."""
+    if sweep.answers is not None and (unseen := sweep.answers.unseen).size:
+        yield (
+            f"the network's answer is never one of {unseen.size:,} of "
+            f"{sweep.answers.chosen.size:,} classes ({_few(map(str, unseen))}) for these samples, "
+            "and levels lose most there; add samples of them"
+            + ("" if sweep.all_classes else ", or --all-classes weighs classes alike")
+        )
+    if sweep.few:
+        seen = (f"{name!r} {count}" for name, count in sweep.few.items())
+        yield (
+            f"{len(sweep.few)} of {len(sweep.errors)} layers saw few inputs, and stay near the "
+            f"original: {_few(seen)}"
+        )
+
+
+def _spared(sweep: Sweep) -> Iterator[str]:
+    """Layers that automatic shares have spared."""
+    if sweep.spared:
+        kept = (f"{name!r} keeps {share:.0%}" for name, share in sweep.spared.items())
+        yield (
+            f"--scope auto spares {len(sweep.spared)} of {len(sweep.layers)} layers: at "
+            f"{level_name(sweep.levels[0])} {_few(kept)}"
+        )
+
+
+def _few(words: Iterable[str]) -> str:
+    """The first of some words."""
+    shown = list(islice(words, FEW + 1))
+    return ", ".join(shown[:FEW]) + (", …" if len(shown) > FEW else "")

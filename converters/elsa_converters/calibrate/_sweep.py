@@ -33,7 +33,7 @@ from elsa_converters.calibrate._shares import (
 from elsa_converters.calibrate._statistics import collect
 from elsa_converters.calibrate._work import Work, working
 from elsa_format.levels import Pattern
-from elsa_format.plugins import Meter, Progress, no_progress
+from elsa_format.plugins import Meter, Progress, no_progress, tell
 
 Scope = Literal["auto", "uniform", "global"]
 HELD = Fraction(1, 8)
@@ -112,7 +112,7 @@ class Sweep:
         with working(self.threads) as work:
             self._ask_original()
             self._choose_budgets(work, meter)
-            networks = len(self.levels) + 1
+            networks, layers = len(self.levels) + 1, sum(map(len, self.model.stages))
             every = [self.fitted, self.held] * (networks + 1)
             with walks(self.model, every) as found:
                 (original, measured), *rest = [found[i : i + 2] for i in range(0, len(found), 2)]
@@ -121,6 +121,7 @@ class Sweep:
                     for layer in stage:
                         solution = self._solve(layer, original, [walk for walk, _ in rest], work)
                         solved.append(Solved(layer, solution))
+                        tell(progress, f"solved {len(self.errors)} of {layers} layers")
                         meter.tick(_share(layer) * networks)
                     original.advance({})
                     measured.advance({})
@@ -205,6 +206,7 @@ class Sweep:
                 for layer in stage:
                     if layer.nested:
                         found[layer.name] = self._curve(layer, walk, other, reference, work)
+                        tell(meter.progress, f"measured {len(found)} of {len(self.layers)} layers")
                         meter.tick(_share(layer))
                 walk.advance({})
                 other.advance({})
