@@ -138,7 +138,9 @@ class SolvedLevels(Assignment):
     def __init__(self, calibration: Calibration) -> None:
         self.calibration, self.metrics = calibration, calibration.metrics
         self.specs = specs_of(calibration.levels)
-        self._given: set[str] = set()
+        levels = range(1, len(self.specs) + 1)
+        variants = {variant_name(name, t) for name in calibration.per_level for t in levels}
+        self._left = {*calibration.nested, *calibration.per_level} | variants
 
     def solve(self, append: Append, progress: Progress) -> None:
         """Store every tensor when its layer is solved."""
@@ -157,17 +159,14 @@ class SolvedLevels(Assignment):
         network = self.calibration
         where = f"{network.path}: calibration"
         stored = variant_name(name, level) if level else name
-        known = (
-            name in network.per_level if level else name in (*network.nested, *network.per_level)
-        )
-        if not known or level > len(self.specs) or stored in self._given:
+        if stored not in self._left:
             raise TensorMismatch(f"{where}: tensor {name!r} of level {level} has no place")
+        self._left.remove(stored)
         info = network.tensors[name]
         same_tensor(info, TensorInfo(name, of_array(array.dtype), array.shape), where)
         if name in network.nested:
             words = words_of(array, info.dtype)
             refuse_unpackable(words, None, info.dtype, len(self.specs), f"{where}: tensor {name!r}")
-        self._given.add(stored)
         return stored
 
     def blocks(self, info: TensorInfo) -> Iterator[tuple[Words, Counters]]:
