@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, ValueInfoProto, helper, numpy_helper
 from onnx.shape_inference import InferenceError, infer_shapes
 
+from elsa_converters.onnx._graph.behind import behind
 from elsa_converters.onnx._graph.walk import Arrays, all_graphs
 from elsa_converters.onnx_sparse._weights import MOST_COLUMNS, MOST_KERNEL, is_kept
 
@@ -57,6 +58,7 @@ class _Finder:
     def __init__(self, proto: ModelProto, arrays: Arrays) -> None:
         graph = proto.graph
         self.nodes, self.arrays = graph.node, arrays
+        self.ranks = {name: array.ndim for name, array in arrays.items()}
         # What the caller of a session may replace is not constant.
         self.inputs = {value.name for value in graph.input}
         self.small = {t.name: t for t in graph.initializer if t.name not in self.inputs}
@@ -169,30 +171,13 @@ class _Finder:
 
     def _weight(self, name: str) -> tuple[str, list[int]] | None:
         """The array behind a weight, and the order of its axes: some are turned, or were halves."""
-        turns: list[list[int] | None] = []
-        widened = False
-        while name not in self.arrays:
-            node = self.makers.get(name)
-            if node is None or len(node.input) != 1:
-                return None
-            values = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-            if node.op_type == "Transpose":
-                turns.append(values.get("perm"))
-            elif node.op_type == "Cast" and values.get("to") == TensorProto.FLOAT:
-                widened = True
-            elif node.op_type != "Identity":
-                return None
-            name = node.input[0]
-        array = self.arrays[name]
-        if name in self.inputs or array.dtype.name not in (_HALVES if widened else ("float32",)):
+        found = behind(name, self.makers, self.ranks)
+        if found is None or found.name in self.inputs:
             return None
-        order = list(range(array.ndim))
-        for turn in reversed(turns):
-            turn = list(range(array.ndim))[::-1] if turn is None else turn
-            if sorted(turn) != list(range(array.ndim)):
-                return None
-            order = [order[axis] for axis in turn]
-        return name, order
+        kinds = _HALVES if found.widened else ("float32",)
+        if self.arrays[found.name].dtype.name not in kinds:
+            return None
+        return found.name, list(found.order)
 
     def _same_shape(self, a: str, b: str) -> bool:
         first, second = self.shapes.get(a), self.shapes.get(b)
