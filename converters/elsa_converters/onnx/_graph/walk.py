@@ -48,6 +48,15 @@ def used(graph: GraphProto) -> set[str]:
     return names
 
 
+def reads(node: NodeProto) -> set[str]:
+    """The outer values that a node needs, those of its inner graphs included."""
+    names = {name for name in node.input if name}
+    for inner in subgraphs(node):
+        needed = {value.name for value in inner.output}.union(*map(reads, inner.node))
+        names |= needed - set(defined(inner))
+    return names
+
+
 def rename_uses(graph: GraphProto, names: dict[str, str]) -> None:
     """Let nodes read other names; an inner graph that defines a name itself keeps its own."""
     if not names:

@@ -23,6 +23,16 @@ LABELS, TARGETS = "labels", "targets"
 
 
 @dataclass(frozen=True)
+class Interface:
+    """What a graph takes and gives."""
+
+    path: str
+    inputs: Mapping[str, ValueInfoProto]
+    output: list[int | None]
+    """The sizes of its first output, None for those that are open."""
+
+
+@dataclass(frozen=True)
 class Part:
     """The samples of one run."""
 
@@ -111,19 +121,24 @@ def read_arrays(path: str | os.PathLike[str]) -> Arrays:
 
 def fit_samples(
     data: str | os.PathLike[str] | Mapping[str, Any],
-    template: str | os.PathLike[str],
+    template: str | os.PathLike[str] | Interface,
     *,
+    where: str = "data",
     function: Function | None = None,
     limit: int | None = None,
     batch: int = 32,
 ) -> Samples:
-    """Compare arrays with the inputs and the first output of a graph."""
+    """Compare arrays with the inputs and the first output of a graph.
+
+    `where` names arrays that are in memory.
+    """
     for name, number in (("limit", limit), ("batch", batch)):
         if number is not None and (type(number) is not int or number < 1):
             raise InvalidOption(f"{name}={number!r}: expected a whole number from 1 on")
-    inputs, output = _interface(template)
+    graph = template if isinstance(template, Interface) else interface(template)
+    inputs = graph.inputs
     if isinstance(data, Mapping):
-        where, arrays = "data", {name: np.asarray(array) for name, array in data.items()}
+        arrays = {name: np.asarray(array) for name, array in data.items()}
     else:
         where, arrays = os.fspath(data), read_arrays(data)
     _check_names(arrays, inputs, function, where)
@@ -137,22 +152,22 @@ def fit_samples(
     }
     if len(fixed) > 1:
         raise InvalidData(
-            f"{template}: inputs take {', '.join(map(str, sorted(fixed)))} samples at a time, "
+            f"{graph.path}: inputs take {', '.join(map(str, sorted(fixed)))} samples at a time, "
             "expected the same number"
         )
     size = max(fixed, default=batch)
     samples = Samples(where, tuple(inputs), arrays, count, size, bool(fixed), function)
     if function is None:
-        _check_expected(samples, output)
+        _check_expected(samples, graph.output)
     return samples
 
 
-def _interface(template: str | os.PathLike[str]) -> tuple[dict[str, ValueInfoProto], list[Any]]:
-    """The inputs of a graph, and the sizes of its first output, None for those that are open."""
+def interface(template: str | os.PathLike[str]) -> Interface:
+    """What a model or template takes and gives."""
     graph = parse_model(Path(template)).graph
     stored = {tensor.name for tensor in graph.initializer}
     inputs = {value.name: value for value in graph.input if value.name not in stored}
-    return inputs, _sizes(graph.output[0]) if graph.output else []
+    return Interface(os.fspath(template), inputs, _sizes(graph.output[0]) if graph.output else [])
 
 
 def _sizes(value: ValueInfoProto) -> list[int | None]:

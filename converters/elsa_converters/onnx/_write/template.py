@@ -23,9 +23,9 @@ class OnnxCheckpoint(Checkpoint):
     {'layer': True, 'bias': False}
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = os.fspath(path)
-        self.model = read_model(path)
+    def __init__(self, source: str | os.PathLike[str] | Model) -> None:
+        self.model = source if isinstance(source, Model) else read_model(source)
+        self.path = os.fspath(self.model.path)
         if any(weight.source is None for weight in self.model.weights.values()):
             raise AlreadyPacked(
                 f"{self.path}: is a template, its weights are in an ELSA file already"
