@@ -14,6 +14,7 @@ from elsa_converters._errors import (
     TemplateMismatch,
     UnsupportedOnnx,
 )
+from elsa_converters.onnx._calibrate.open import calibration
 from elsa_converters.onnx._fast.timing import measured_axes
 from elsa_converters.onnx._run.bench import Measured, measure_levels
 from elsa_converters.onnx._run.evaluate import evaluate
@@ -40,6 +41,7 @@ __all__ = [
     "TemplateMismatch",
     "UnsupportedOnnx",
     "all_levels_session",
+    "calibration",
     "evaluate",
     "export",
     "export_all_levels",

@@ -1,0 +1,1 @@
+"""Calibrate a graph: its layers, the stretches between them, the columns that layers multiply."""
