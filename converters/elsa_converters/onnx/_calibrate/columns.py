@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from elsa_converters.onnx._calibrate.layers import Product
 
 Array = NDArray[Any]
+DEPTHWISE = 4
+"""A channel by itself has so few weights that it needs only one of so many places."""
 
 
 def columns(product: Product, x: Array, most: int, seed: int, seen: Array | None = None) -> Array:
@@ -18,6 +20,8 @@ def columns(product: Product, x: Array, most: int, seed: int, seen: Array | None
     The places depend on the shape, the layer's name and the seed alone. `seen` is zero where the
     inputs are padding: (samples, positions).
     """
+    if product.depthwise:
+        most = -(-most // DEPTHWISE)
     if product.conv:
         return _patches(product, x, most, seed)
     if product.attributes.get("transA", 0):
@@ -69,11 +73,12 @@ def _patches(product: Product, x: Array, most: int, seed: int) -> Array:
     )
     corner = [place * stride for place, stride in zip(at, strides, strict=True)]
     first = np.ravel_multi_index([sample, *corner], (x.shape[0], *padded))
-    found = np.empty((len(first), x.shape[1], product.kernel), np.float32)
-    for number, offset in enumerate(np.ndindex(*kernel)):
+    found = np.empty((product.kernel, len(first), x.shape[1]), np.float32)
+    for one, offset in zip(found, np.ndindex(*kernel), strict=True):
         steps = [o * d for o, d in zip(offset, dilations, strict=True)]
-        found[:, :, number] = flat[first + np.ravel_multi_index([0, *steps], (1, *padded))]
-    return found.reshape(len(first), product.groups, -1)
+        flat.take(first + np.ravel_multi_index([0, *steps], (1, *padded)), axis=0, out=one)
+    by_group = found.reshape(product.kernel, len(first), product.groups, -1).transpose(2, 1, 3, 0)
+    return by_group.reshape(product.groups, len(first), -1).transpose(1, 0, 2)
 
 
 def padding(product: Product, sizes: Sequence[int]) -> tuple[list[int], list[int]]:
