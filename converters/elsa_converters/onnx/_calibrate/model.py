@@ -51,7 +51,7 @@ class OnnxModel(Model):
         bias = weights[site.bias].array().reshape(-1).astype(np.float32) * np.float32(site.beta)
         return Weights(weight, bias)
 
-    def walk(self, batches: range) -> Walk:
+    def walk(self, batches: Sequence[int]) -> Walk:
         return _Walk(self, batches)
 
     def weight_as_stored(self, layer: Layer, weight: Array) -> Array:
@@ -87,7 +87,7 @@ class OnnxModel(Model):
 
 
 class _Walk(Walk):
-    def __init__(self, model: OnnxModel, batches: range) -> None:
+    def __init__(self, model: OnnxModel, batches: Sequence[int]) -> None:
         self.model, self.work = model, Work(model.threads)
         self.numbers, self.at = list(batches), 0
         self.live: list[dict[str, Kept]] = [{} for _ in self.numbers]

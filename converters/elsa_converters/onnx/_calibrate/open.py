@@ -34,10 +34,8 @@ def calibration(
     batches = read_batches(samples, original.model.path, options.samples)
     prepared = prepare(original.model, options.left_out(original.tensors), options.levels)
     if not any(site.layer.nested for site in prepared.sites):
-        reasons = "; ".join(f"{name!r} {why}" for name, why in prepared.left.items())
-        raise UnsupportedOnnx(
-            f"{original.path}: no layer can be nested{': ' + reasons if reasons else ''}"
-        )
+        left = "; ".join(f"{name!r}: {why}" for name, why in prepared.left.items())
+        raise UnsupportedOnnx(f"{original.path}: no layer can be nested ({left or 'it has none'})")
     checkpoint = OnnxCheckpoint(prepared.model)
     model = OnnxModel(prepared, batches, max_memory=options.max_memory, threads=options.threads)
     return Nested(checkpoint, model, options, left=prepared.left)
