@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import functools
 import json
 import math
 import os
@@ -10,7 +9,7 @@ import re
 import shlex
 import sys
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, ParamSpec, TextIO, TypeVar
 
@@ -27,7 +26,7 @@ from elsa_format._kernels import NATIVE, kernels
 from elsa_format._output import descriptor, open_output
 from elsa_format._progress import UNITS, progress, show_size
 from elsa_format._progress import columns as terminal_columns
-from elsa_format._signals import wait_if_ending
+from elsa_format._start import wait_if_ending
 from elsa_format.levels import parse_sparsity
 
 __all__ = [
@@ -257,32 +256,34 @@ def reports_errors(function: Callable[P, None]) -> Callable[P, None]:
 
     0 ok, 1 I/O, 2 usage, 3 invalid file, 130 interrupted.
     """
+    return errors_reported()(function)
 
-    @functools.wraps(function)
-    def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            function(*args, **kwargs)
-            if not kwargs.get("quiet"):
-                _mention_numpy()
-        except click.ClickException as error:
-            _show(error)
-            sys.exit(error.exit_code)
-        except ElsaError as error:
-            _fail(error.worded(_option, "elsa-{}".format), error.exit_code)
-        except BrokenPipeError:
-            # The reader went away (`| head`); nothing is wrong, and nobody is there to be told.
-            _give_up(sys.stdout)
-            sys.exit(141)
-        except OSError as error:
-            _give_up(sys.stdout)
-            name = f"{os.fsdecode(error.filename)}: " if error.filename else ""
-            _fail(f"{name}{error.strerror or error}", 1)
-        except MemoryError:
-            _fail("out of memory", 1)
-        except (KeyboardInterrupt, click.Abort):  # only where `_start` does not hear it
-            sys.exit(130)
 
-    return wrapped
+@contextlib.contextmanager
+def errors_reported() -> Iterator[None]:
+    """What is raised inside ends the process, as `reports_errors` says."""
+    try:
+        yield
+        context = click.get_current_context(silent=True)
+        if context is None or not context.params.get("quiet"):
+            _mention_numpy()
+    except click.ClickException as error:
+        _show(error)
+        sys.exit(error.exit_code)
+    except ElsaError as error:
+        _fail(error.worded(_option, "elsa-{}".format), error.exit_code)
+    except BrokenPipeError:
+        # The reader went away (`| head`); nothing is wrong, and nobody is there to be told.
+        _give_up(sys.stdout)
+        sys.exit(141)
+    except OSError as error:
+        _give_up(sys.stdout)
+        name = f"{os.fsdecode(error.filename)}: " if error.filename else ""
+        _fail(f"{name}{error.strerror or error}", 1)
+    except MemoryError:
+        _fail("out of memory", 1)
+    except (KeyboardInterrupt, click.Abort):  # only where `_start` does not hear it
+        sys.exit(130)
 
 
 def needs_extra(

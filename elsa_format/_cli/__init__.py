@@ -1,12 +1,11 @@
 """The commands: one group `elsa`, and each command as a script of its own."""
 
-import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from elsa_format.cli import SETTINGS, VERSION, reports_errors
+from elsa_format.cli import SETTINGS, VERSION
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
@@ -15,7 +14,12 @@ OWN = ("pack", "extract", "inspect", "verify", "ship", "fetch", "record")
 
 
 def find_command(name: str) -> click.Command | None:
-    """A command by its name; those of other packages are entry points `elsa.commands`."""
+    """A command by its name; those of other packages are entry points `elsa.commands`.
+
+    Without a name it is the group of all.
+    """
+    if not name:
+        return main
     if name in OWN:
         module: Any = import_module(f"elsa_format._cli.{name}")
         return module.command  # type: ignore[no-any-return]
@@ -55,13 +59,3 @@ def main() -> None:
     elsa fetch https://host/net.ship.safetensors --level 1 -o net.ship.safetensors
     elsa record net.safetensors --level 2 accuracy=0.93
     """
-
-
-@reports_errors
-def run(name: str = "") -> None:
-    """Run a command as a script, or the group."""
-    command = find_command(name) if name else main
-    assert command is not None
-    script = f"elsa-{name}" if name else "elsa"
-    code = command.main(prog_name=script, standalone_mode=False)
-    sys.exit(code if isinstance(code, int) else 0)
