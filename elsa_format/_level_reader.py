@@ -17,7 +17,7 @@ from elsa_format._network import Network, PlannedTensor
 from elsa_format._options import renamed
 from elsa_format._output import Output
 from elsa_format._profile import LevelNumber
-from elsa_format._storage import Closing, fill
+from elsa_format._storage import Closing
 
 Block = NDArray[np.uint8]
 
@@ -80,10 +80,12 @@ class LevelReader(Closing):
         for at in range(0, info.nbytes, self.block):
             size = min(info.nbytes - at, self.block)
             block = self._buffer[:size] if into is None else into[at : at + size]  # type: ignore[index]
-            missing = fill(source, block.data)
-            if missing:
+            view = block.data
+            while view and (count := source.readinto(view)):
+                view = view[count:]
+            if view:
                 raise Truncated(
-                    f"{self.name}: tensor {info.name!r} ends {info.nbytes - at - size + missing} "
+                    f"{self.name}: tensor {info.name!r} ends {info.nbytes - at - size + len(view)} "
                     f"bytes early, expected {info.nbytes}"
                 )
             if checksum and expected:

@@ -276,7 +276,10 @@ class HttpReader(Reader):
             return len(at_hand)
         while True:
             try:
-                return self._receive(view)
+                response = self._answer()
+                count = 0 if response is None else self.storage.count(response.readinto(view))
+                self.position += count
+                return count
             except (OSError, StatusError) as error:
                 waited = self._response is not None and self._response.was_left
                 self._drop()
@@ -306,11 +309,11 @@ class HttpReader(Reader):
             self._response.exchange.close()
             self._response = None
 
-    def _receive(self, view: memoryview) -> int:
-        """Bytes from the connection, or none if the file ends here."""
+    def _answer(self) -> _Response | None:
+        """The answer that has what comes next, or None if the file ends here."""
         size = self.storage.size
         if size is not None and self.position >= size:
-            return 0
+            return None
         response = self._response
         if response is not None and response.position == response.end:
             # Less than was asked for. A few bytes at a time, a server could go on for ever.
@@ -320,19 +323,12 @@ class HttpReader(Reader):
             response = None
         if response is None:
             response = self._response = self.storage.request(self.position, self.stop)
-        if response is None:
-            return 0
-        self._skip(response)
-        count = self.storage.count(response.readinto(view))
-        self.position += count
-        return count
-
-    def _skip(self, response: _Response) -> None:
-        """Read over what a server sends that knows no ranges, or a short gap."""
-        while (gap := self.position - response.position) > 0:
+        # What a server sends that knows no ranges, or a short gap, is read over.
+        while response is not None and (gap := self.position - response.position) > 0:
             skipped = memoryview(bytearray(min(gap, RECEIVED)))
             if not self.storage.count(response.readinto(skipped)):
                 raise ConnectionError
+        return response
 
     def retry_or_raise(self, error: OSError | StatusError) -> None:
         """Wait before the next attempt, or give up."""
