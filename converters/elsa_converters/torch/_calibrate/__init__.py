@@ -1,0 +1,1 @@
+"""Calibration of PyTorch modules: their layers, seen and replaced while they run."""

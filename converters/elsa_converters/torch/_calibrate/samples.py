@@ -1,0 +1,89 @@
+"""Batches as a module takes them: their sizes, their padding, the rows of what it gives."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from elsa_converters._errors import InvalidData
+from elsa_converters.torch._calibrate.calls import Call, tensors_in
+
+MAIN = "logits", "last_hidden_state"
+"""What of a mapping of outputs is compared; else its first."""
+
+
+def size_of(batch: Any, number: int) -> int:
+    """How many samples a batch holds."""
+    tensors = [tensor for tensor in tensors_in(batch) if tensor.ndim]
+    if not tensors:
+        raise InvalidData(f"batch {number} holds no tensor")
+    return len(tensors[0])
+
+
+def moved(batch: Any, device: torch.device) -> Any:
+    """A batch on another device."""
+    return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, batch)
+
+
+def masks_of(batch: Any) -> list[Tensor]:
+    """Which places are no padding, for what has padding."""
+    if not isinstance(batch, Mapping):
+        return []
+    found = [value for name, value in batch.items() if str(name).endswith("attention_mask")]
+    return [mask.bool() for mask in found if isinstance(mask, Tensor) and mask.ndim == 2]
+
+
+def real_places(call: Call, masks: Sequence[Tensor]) -> Tensor:
+    """The columns of a call that are none of padding."""
+    device = call.x.device
+    real = None if call.kernel else _real(call.x.shape[:-1], masks)
+    if real is None:
+        return torch.arange(call.places, device=device)
+    return real.to(device).nonzero()[:, 0]
+
+
+def _real(shape: Sequence[int], masks: Sequence[Tensor]) -> Tensor | None:
+    """Whether each of some rows is no padding; None if the masks are of another shape.
+
+    Where several have the shape, as in an encoder-decoder, a row counts if all say so.
+    """
+    fitting = [
+        mask.reshape(-1)
+        for mask in masks
+        if tuple(shape[:2]) == tuple(mask.shape) or tuple(shape) == (mask.numel(),)
+    ]
+    if not fitting:
+        return None
+    real = torch.stack(fitting).all(0)
+    times = int(np.prod(shape)) // real.numel()
+    return real.repeat_interleave(times)
+
+
+def main_outputs(output: Any) -> list[Tensor]:
+    """The tensors of an output that are compared."""
+    if isinstance(output, Mapping):
+        for name in MAIN:
+            if isinstance(output.get(name), Tensor):
+                return [output[name]]
+    found = [t for t in tensors_in(output) if t.is_floating_point() and t.ndim]
+    if not found:
+        raise InvalidData("the model gives no floating tensor for the first batch")
+    return found[:1] if isinstance(output, Mapping) else found
+
+
+def rows_of(output: Any, masks: Sequence[Tensor]) -> list[NDArray[Any]]:
+    """The outputs as (items, features), float32, none of padding."""
+    found = []
+    for tensor in main_outputs(output):
+        if tensor.ndim > 3:
+            tensor = tensor.movedim(1, -1)
+        rows = tensor.reshape(-1, tensor.shape[-1] if tensor.ndim > 1 else 1)
+        real = _real(tensor.shape[:-1], masks) if tensor.ndim == 3 else None
+        if real is not None:
+            rows = rows[real.to(rows.device)]
+        found.append(rows.detach().float().cpu().numpy())
+    return found
