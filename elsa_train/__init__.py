@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from elsa_train import data, models
+    from elsa_train._calibrate import calibrate
+    from elsa_train._calibrate_variables import restore
     from elsa_train._file import check_target, write_file
     from elsa_train._jaxpruner import JaxprunerRule, jaxpruner_rules
     from elsa_train._joint import Joint, masked, nest
@@ -65,6 +67,7 @@ __all__ = [
     "Scope",
     "Sparsify",
     "apply_updates",
+    "calibrate",
     "check_levels",
     "check_target",
     "counters",
@@ -83,12 +86,15 @@ __all__ = [
     "parse_levels",
     "read_recipe",
     "recalibrate",
+    "restore",
     "revive",
     "sparse",
     "write_file",
 ]
 
 _HOME = {
+    "_calibrate": ("calibrate",),
+    "_calibrate_variables": ("restore",),
     "_file": ("check_target", "write_file"),
     "_jaxpruner": ("JaxprunerRule", "jaxpruner_rules"),
     "_joint": ("Joint", "masked", "nest"),
