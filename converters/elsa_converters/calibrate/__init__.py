@@ -2,5 +2,6 @@
 
 from elsa_converters.calibrate._model import Layer, Model, Walk, Weights
 from elsa_converters.calibrate._pack import Nested
+from elsa_converters.calibrate._store import Kept, Store
 
-__all__ = ["Layer", "Model", "Nested", "Walk", "Weights"]
+__all__ = ["Kept", "Layer", "Model", "Nested", "Store", "Walk", "Weights"]
