@@ -23,6 +23,7 @@ def calibrate(
     *,
     sparsities: Sparsity | Iterable[Sparsity],
     classes: Classes | None = None,
+    padding: Callable[[PyTree], Any] | None = None,
     force: bool = False,
     progress: Progress = no_progress,
     **fields: Any,
@@ -52,6 +53,8 @@ def calibrate(
         out: A file, a stream, or a URL of a store.
         sparsities: Levels, sparsest first: percent, fractions below 1, or N:M patterns.
         classes: What a classifier's first output holds: "logits" or "probabilities".
+        padding: Says of a batch where it is padded, which then does not count: booleans along the
+            first axes of inputs and outputs, as (samples, tokens).
         force: Replace files that exist.
         progress: Is told how much is done.
         **fields: Of `elsa_format.PackOptions`, those that calibration and level names need:
@@ -64,6 +67,7 @@ def calibrate(
     network = Variables(variables)
     options = PackOptions(sparsities=sparsities, calibrate=batches, **fields)
     network.check_names([*options.include, *options.exclude])
-    model = JaxModel(apply, network, batches, options.calibration, classes=classes)
-    nested = Nested(network, model, options.calibration, left=model.left)
+    asked = options.calibration
+    model = JaxModel(apply, network, batches, asked, classes=classes, padding=padding)
+    nested = Nested(network, model, asked, left=model.left)
     return elsa_format.pack(nested, out, names=options.names, force=force, progress=progress)

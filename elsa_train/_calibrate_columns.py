@@ -1,6 +1,7 @@
 """Matrix products and convolutions as calibration sees them: a matrix times columns of inputs."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -25,7 +26,7 @@ class Product(ABC):
         self.inputs: Any = equation.invars[1 - weights]
         self.kernels: Any = equation.invars[weights]
         self.outputs: Any = equation.outvars[0]
-        self.shape: tuple[int, ...] = self.outputs.aval.shape
+        self.shape: tuple[int, ...] = self.outputs.aval.shape  # type: ignore[attr-defined]
 
     @abstractmethod
     def matrices(self, kernel: Array) -> Array:
@@ -37,8 +38,8 @@ class Product(ABC):
 
     @property
     @abstractmethod
-    def places(self) -> int:
-        """How many columns the inputs are."""
+    def where(self) -> Sequence[int]:
+        """The sizes of the axes along which the columns are, that of the samples first."""
 
     @abstractmethod
     def columns(self, inputs: Array, chosen: Array) -> Array:
@@ -79,15 +80,15 @@ class Contraction(Product):
         )
 
     @property
-    def places(self) -> int:
-        return prod(self._sizes(0)[0])
+    def where(self) -> Sequence[int]:
+        return self._sizes(0)[0]
 
     def columns(self, inputs: Array, chosen: Array) -> Array:
         free, groups, contracted = self._axes[0]
         sizes = self._sizes(0)
         # Places first, so that only those chosen are put into order.
         ordered = inputs.transpose(*free, *groups, *contracted)
-        some = ordered[np.unravel_index(chosen, sizes[0])] if free else ordered[None][chosen]
+        some = ordered[np.unravel_index(chosen, sizes[0])]
         return some.reshape(len(chosen), prod(sizes[1]), prod(sizes[2]))
 
 
@@ -128,13 +129,8 @@ class Convolution(Product):
         return np.broadcast_to(np.arange(shape[features]).reshape(shape), self.shape)
 
     @property
-    def _where(self) -> list[int]:
-        """Samples and places of the outputs."""
+    def where(self) -> Sequence[int]:
         return [self.shape[axis] for axis in (self._of.out_spec[0], *self._of.out_spec[2:])]
-
-    @property
-    def places(self) -> int:
-        return prod(self._where)
 
     def columns(self, inputs: Array, chosen: Array) -> Array:
         batch, channels, *spatial = self._of.lhs_spec
@@ -144,7 +140,7 @@ class Convolution(Product):
         around = [(0, 0, 0)]
         around += [(*pad, gap) for pad, gap in zip(params["padding"], gaps, strict=True)]
         padded = _padded(ordered, [*around, (0, 0, 0)])
-        sample, *places = np.unravel_index(chosen, self._where)
+        sample, *places = np.unravel_index(chosen, self.where)
         count, dimensions = len(chosen), len(spatial)
         at: list[Array] = [sample.reshape(count, *[1] * dimensions)]
         for axis, (place, window) in enumerate(zip(places, self._windows, strict=True)):

@@ -3,11 +3,12 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Literal
 
 import jax
 import numpy as np
-from elsa_converters.calibrate import Layer, Model, Walk, Weights
+from elsa_converters.calibrate import Kept, Layer, Model, Store, Walk, Weights
 from jax.extend.core import Var
 from numpy.typing import NDArray
 
@@ -21,6 +22,8 @@ from elsa_train._errors import BadData, BadRecipe, TrainError
 PyTree = Any
 Array = NDArray[Any]
 Classes = Literal["probabilities", "logits"]
+MAX_MEMORY = 1 << 29
+"""Bytes of live values beyond which they go to a temporary file, unless told otherwise."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +61,14 @@ class JaxModel(Model):
         options: CalibrationOptions,
         *,
         classes: Classes | None = None,
+        padding: Callable[[PyTree], Any] | None = None,
     ) -> None:
         self.network, self.tensors = network, network.arrays
         self.samples = _at_most(batches, options.samples)
         self.batches = [_count(*each) for each in enumerate(self.samples)]
         self.classes = classes
+        self.seen = [None if padding is None else ~_padding(padding, b) for b in self.samples]
+        self.store = Store(options.max_memory or MAX_MEMORY)
         self._apply = apply
         self._runs: dict[Any, _Run] = {}
         program = self._trace(0)
@@ -133,14 +139,19 @@ class JaxModel(Model):
         leaves, tree = jax.tree.flatten(self.samples[batch])
         return tree, *((leaf.shape, leaf.dtype) for leaf in leaves)
 
-    def chosen(self, batch: int, places: int) -> Array:
+    def chosen(self, batch: int, where: Sequence[int]) -> Array:
         """The places of a batch whose columns are taken, the same every time."""
+        places = np.arange(prod(where)).reshape(where)
+        seen = self.seen[batch]
+        if seen is not None and places.shape[: seen.ndim] == seen.shape:
+            places = places[seen]
+        places = places.reshape(-1)
         most = max(1, self.places * self.batches[batch] // sum(self.batches))
-        if places <= most:
-            return np.arange(places)
+        if len(places) <= most:
+            return places
         return np.sort(np.random.default_rng(batch).choice(places, most, replace=False))
 
-    def walk(self, batches: range) -> "Steps":
+    def walk(self, batches: Sequence[int]) -> "Steps":
         return Steps(self, batches)
 
     # --- Weights ---------------------------------------------------------------------------------
@@ -188,68 +199,98 @@ class JaxModel(Model):
 class Steps(Walk):
     """A network on its way through some batches."""
 
-    def __init__(self, model: JaxModel, batches: range) -> None:
+    def __init__(self, model: JaxModel, batches: Sequence[int]) -> None:
         self.model, self.at, self.tensors = model, 0, dict(model.tensors)
         self.runs = {batch: model.run_of(batch) for batch in batches}
-        self.live: dict[int, Mapping[Var, Any]] = {}
+        self.live: dict[int, dict[Var, Kept]] = {}
         for batch, run in self.runs.items():
             given = zip(run.program.batch, jax.tree.leaves(model.samples[batch]), strict=True)
-            self.live[batch] = _step(run.stretches[0], self.tensors, dict(given))
+            self.live[batch] = {value: _given(array) for value, array in given}
+            self._step(batch, run.stretches[0])
 
     def inputs(self, layer: Layer) -> Iterator[Array]:
         for batch, run in self.runs.items():
             product = run.found[layer.name].product
-            array = np.asarray(self.live[batch][product.inputs])
-            found = product.columns(array, self.model.chosen(batch, product.places))
-            if not np.isfinite(found).all():
-                raise BadData(f"batch {batch}: the inputs of {layer.name!r} hold NaN or infinity")
-            yield found.astype(np.float32, copy=False)
+            chosen = self.model.chosen(batch, product.where)
+            found = product.columns(self.live[batch][product.inputs].get(), chosen)
+            yield _finite(found, batch, f"the inputs of {layer.name!r}")
 
     def advance(self, weights: Mapping[str, Weights]) -> None:
         self.tensors = self._changed(weights)
         self.at += 1
         for batch, run in self.runs.items():
-            self.live[batch] = _step(run.stretches[self.at], self.tensors, self.live[batch])
+            self._step(batch, run.stretches[self.at])
 
     def outputs(self, weights: Mapping[str, Weights] = {}) -> Iterator[list[Array]]:
         tensors = self._changed(weights)
         for batch, run in self.runs.items():
-            live = self.live[batch]
+            made: dict[Any, Array] = {}
             for stretch in run.stretches[self.at + 1 :]:
-                live = _step(stretch, tensors, live)
-            yield [_items(live[value]) for value in run.program.outputs if value in live]
+                made |= _run(stretch, tensors, made, self.live[batch])
+                made = {value: array for value, array in made.items() if value in stretch.live}
+            outputs = filter(run.program.of_samples, run.program.outputs)
+            yield [self._items(batch, made, value) for value in outputs]
 
     def close(self) -> None:
+        for live in self.live.values():
+            for kept in live.values():
+                kept.drop()
         self.live.clear()
+
+    def _step(self, batch: int, stretch: Stretch) -> None:
+        """Go on with a batch to the end of a stretch."""
+        live = self.live[batch]
+        made = _run(stretch, self.tensors, {}, live)
+        for value in live.keys() - stretch.live:
+            live.pop(value).drop()
+        for value in made.keys() - live.keys():
+            live[value] = self.model.store.put(made[value])
+
+    def _items(self, batch: int, made: Mapping[Var, Array], value: Var) -> Array:
+        """An output as (items, features)."""
+        array = made[value] if value in made else self.live[batch][value].get()
+        seen = self.model.seen[batch]
+        if seen is not None and array.ndim > seen.ndim and array.shape[: seen.ndim] == seen.shape:
+            array = array[seen]
+        array = _finite(array, batch, "the outputs")
+        return array.reshape(-1, array.shape[-1]) if array.ndim > 1 else array.reshape(-1, 1)
 
     def _changed(self, weights: Mapping[str, Weights]) -> dict[str, Array]:
         """The tensors with those of other weights."""
         tensors = dict(self.tensors)
-        for stage in self.model.stages:
-            for layer in stage:
-                if layer.name in weights:
-                    mine = weights[layer.name]
-                    tensors[layer.name] = self.model.weight_as_stored(layer, mine.weight)
-                    tensors |= self.model.varying(layer, mine)
+        for layer in (layer for stage in self.model.stages for layer in stage):
+            if layer.name in weights:
+                mine = weights[layer.name]
+                tensors[layer.name] = self.model.weight_as_stored(layer, mine.weight)
+                tensors |= self.model.varying(layer, mine)
         return tensors
 
 
-def _step(
-    stretch: Stretch, tensors: Mapping[str, Array], live: Mapping[Var, Any]
-) -> dict[Var, Any]:
-    """The values that live after a stretch."""
-    made = stretch.run(
-        [tensors[name] for name in stretch.tensors],
-        stretch.constants,
-        [live[value] for value in stretch.takes],
-    )
-    known = {**live, **dict(zip(stretch.gives, made, strict=True))}
-    return {value: known[value] for value in stretch.live}
+def _run(
+    stretch: Stretch,
+    tensors: Mapping[str, Array],
+    made: Mapping[Var, Array],
+    live: Mapping[Var, Kept],
+) -> dict[Var, Array]:
+    """The values that a stretch gives, of those just made or kept."""
+    takes = [made[value] if value in made else live[value].get() for value in stretch.takes]
+    gives = stretch.run([tensors[name] for name in stretch.tensors], stretch.constants, takes)
+    return dict(zip(stretch.gives, map(np.asarray, gives), strict=True))
 
 
-def _items(output: Any) -> Array:
-    array = np.asarray(output, np.float32)
-    return array.reshape(-1, array.shape[-1]) if array.ndim > 1 else array.reshape(-1, 1)
+def _given(array: Array) -> Kept:
+    return Kept(lambda: array, lambda: None)
+
+
+def _finite(array: Array, batch: int, what: str) -> Array:
+    array = array.astype(np.float32, copy=False)
+    if not np.isfinite(array).all():
+        raise BadData(f"batch {batch}: {what} hold NaN or infinity")
+    return array
+
+
+def _padding(padding: Callable[[PyTree], Any], batch: PyTree) -> NDArray[np.bool_]:
+    return np.asarray(padding(batch), bool)
 
 
 def _count(number: int, batch: PyTree) -> int:
