@@ -16,9 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad, scaled_dot_product_attention
 
+from benchmarks.calibrate import RUNS
 from elsa_train.data import Data, load
-
-RUNS = Path("runs/calibrate")
 
 
 class Residual(nn.Module):
@@ -144,6 +143,17 @@ def train(model: nn.Module, batches: list | Iterator, steps: int, rate: float) -
         if step % 100 == 0 or step == steps:
             print(f"{step} of {steps} steps: loss {loss.item():.3f}", flush=True)
     model.eval()
+
+
+def trained(name: str, model: nn.Module) -> nn.Module:
+    """The model with the weights that `main` wrote."""
+    path = RUNS / f"{name}.pt"
+    if not path.is_file():
+        raise SystemExit(
+            f"{path} does not exist: run python -m benchmarks.calibrate.networks {name}"
+        )
+    model.load_state_dict(torch.load(path))
+    return model.eval()
 
 
 def main() -> None:

@@ -1,0 +1,124 @@
+"""The ways to nest levels that are compared, each in a process of its own."""
+
+import time
+from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from internals import Nested
+
+from benchmarks.calibrate.scores import Measure, Scores
+from elsa_format import embed_counters, pack
+from elsa_format.levels import Pattern, kept_count
+from elsa_format.plugins import CalibrationOptions, Progress, SolvedTensor
+
+METHODS = {
+    "magnitude": "magnitude",
+    "wanda": "Wanda's scores",
+    "alone": "one level alone",
+    "nested": "nested",
+    "exact": "nested, dense exact",
+}
+"""Titles of the columns."""
+
+
+class Network(Protocol):
+    """A network, how it is calibrated and what it is tested on."""
+
+    name: str
+    title: str
+    measures: Mapping[str, Measure]
+    source: Any
+    """What `pack` takes."""
+    template: bool
+    """Whether a template is written beside the weights."""
+
+    def calibration(self, draw: int, levels: str, **options: Any) -> Nested:
+        """The network with the samples of a draw."""
+        ...
+
+    def scores(self, packed: Path | None, level: int | str) -> dict[str, Scores]:
+        """What a level scores on test data; the original does without a file."""
+        ...
+
+
+class Wanda(Nested):
+    """Masks by |weight| · |input|, the same share of each output; values stay as they are.
+
+    The inputs are those of the original network, so that levels nest by themselves.
+    """
+
+    def solve(self, progress: Progress) -> Generator[SolvedTensor]:
+        """Give each nested tensor its counters."""
+        del progress
+        walk = self.model.walk(range(len(self.model.batches)))
+        for stage in self.model.stages:
+            for layer in stage:
+                if not layer.nested:
+                    continue
+                weight = self.model.original(layer).weight
+                squares = sum(np.square(x, dtype=np.float64).sum(0) for x in walk.inputs(layer))
+                score = np.abs(weight.astype(np.float64)) * np.sqrt(squares)[:, None]
+                counters = np.zeros(weight.shape, np.uint8)
+                for number, level in reversed(list(enumerate(self.levels, 1))):
+                    counters[best(score, level, layer.kernel)] = number
+                stored = embed_counters(weight, counters, len(self.levels).bit_length())
+                yield SolvedTensor(layer.name, 0, self.model.weight_as_stored(layer, stored))
+            walk.advance({})
+        walk.close()
+
+
+def best(score: np.ndarray, level: Any, kernel: int) -> np.ndarray:
+    """The mask of the best weights of each row, or of each block of a pattern."""
+    if isinstance(level, Pattern):
+        *rows, columns = score.shape
+        blocks = score.reshape(*rows, columns // kernel // level.m, level.m, kernel)
+        keep, axis = level.n, -2
+    else:
+        blocks, keep, axis = score, kept_count(level, score.shape[-1]), -1
+    chosen = np.argsort(-blocks, axis=axis, kind="stable").take(range(keep), axis)
+    mask = np.zeros(blocks.shape, bool)
+    np.put_along_axis(mask, chosen, True, axis)
+    return mask.reshape(score.shape)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Levels nested once."""
+
+    method: str
+    levels: str
+    draw: int
+
+    def pack(self, network: Network, out: Path) -> None:
+        """Nest the levels and write the file."""
+        template = out.with_suffix(".onnx") if network.template else None
+        options = {"keep_dense": "exact"} if self.method == "exact" else {}
+        found = network.calibration(self.draw, self.levels, **options)
+        if self.method == "magnitude":  # of the same tensors
+            include, source = tuple(found.nested), network.source
+            found.close()
+            pack(source, out, sparsities=self.levels, include=include, template=template)
+            return
+        if self.method == "wanda":
+            found = Wanda(found.checkpoint, found.model, CalibrationOptions(levels=found.levels))
+        pack(found, out, template=template)
+
+    def measured(self, network: Callable[[], Network], out: Path) -> tuple[float, int]:
+        """Nest them in a process of its own: the seconds and the most bytes it took."""
+        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+            return pool.submit(_measured, self, network, out).result()
+
+
+def _measured(run: Run, network: Callable[[], Network], out: Path) -> tuple[float, int]:
+    opened = network()
+    start = time.perf_counter()
+    run.pack(opened, out)
+    seconds = time.perf_counter() - start
+    status = Path("/proc/self/status").read_text().splitlines()
+    (peak,) = (int(line.split()[1]) for line in status if line.startswith("VmHWM"))
+    return seconds, peak * 1024
