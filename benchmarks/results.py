@@ -1,5 +1,7 @@
 """Train every network of docs/results.md and write its tables: `make results`.
 
+Parts that begin with `calibrate-` measure networks for docs/calibrate.md (benchmarks/calibrate).
+
 Each run is a command that can be given by hand. What is finished is left alone, what was stopped
 goes on, so that this can be stopped and started at any time. Parts are named on the command line
 (`make results PARTS="digits-global digits-nm"`); without names, all whose data is there.
@@ -147,6 +149,10 @@ PARTS = (
 )
 
 
+CALIBRATED = {"ocr": 30, "minilm": 60, "cifar": 30, "gpt": 20}
+"""Networks of docs/calibrate.md, and about how long each takes on two idle cores."""
+
+
 def rows_of(folder: Path) -> list[list[Row]]:
     """Read what a command has measured so far, a list of rows for each finished seed."""
     found = []
@@ -235,6 +241,20 @@ def write_page() -> None:
     curves.draw(PAGE)
 
 
+def calibrate(name: str, images: str) -> None:
+    """Train a network, if it is one of ours that is not trained yet; nest and test its levels."""
+    if name == "cifar" and not Path(images).exists():
+        print(f"calibrate-{name}: {images} is not there; see docs/results.md")
+        return
+    data = ["--data", images] if name == "cifar" else []
+    modules = ["benchmarks.calibrate"]
+    if name in ("cifar", "gpt") and not Path(f"runs/calibrate/{name}.pt").exists():
+        modules.insert(0, "benchmarks.calibrate.networks")
+    for module in modules:
+        print(f"$ python -m {module} {shlex.join([name, *data])}", flush=True)
+        subprocess.run([sys.executable, "-m", module, name, *data], cwd=ROOT, check=True)
+
+
 def main() -> None:
     """Train what is asked for, and write the page after each run."""
     parser = argparse.ArgumentParser(prog="make results", description=__doc__)
@@ -245,13 +265,20 @@ def main() -> None:
     parser.add_argument("--cifar10", default="cifar-10-batches-bin", metavar="DIR")
     given = parser.parse_args()
     known = {known.name: known for known in PARTS}
-    if unknown := set(given.parts) - set(known):
-        parser.error(f"no part {min(unknown)!r}; there are {', '.join(known)}")
+    calibrated = {f"calibrate-{name}": name for name in CALIBRATED}
+    if unknown := set(given.parts) - set(known) - set(calibrated):
+        parser.error(f"no part {min(unknown)!r}; there are {', '.join((*known, *calibrated))}")
     if given.list:
-        for wanted in PARTS:
-            print(f"{wanted.name:<18} about {wanted.minutes} minutes on two idle cores")
+        minutes = {wanted.name: wanted.minutes for wanted in PARTS}
+        minutes |= {part: CALIBRATED[name] for part, name in calibrated.items()}
+        for name, length in minutes.items():
+            print(f"{name:<18} about {length} minutes on two idle cores")
         return
-    for wanted in [] if given.page else [known[name] for name in given.parts] or PARTS:
+    chosen = [] if given.page else given.parts or [*known, *calibrated]
+    for name in chosen:
+        if name in calibrated:
+            calibrate(calibrated[name], given.cifar10)
+    for wanted in [known[name] for name in chosen if name in known]:
         for command in wanted.commands:
             words = words_of(wanted, command)
             for name in ("fashion", "cifar10"):

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from internals import Nested
+from elsa_converters.calibrate import Nested
 
 from benchmarks.calibrate.scores import Measure, Scores
-from elsa_format import embed_counters, pack
+from elsa_format import PackOptions, embed_counters, pack
 from elsa_format.levels import Pattern, kept_count
 from elsa_format.plugins import CalibrationOptions, Progress, SolvedTensor
 
@@ -37,7 +37,7 @@ class Network(Protocol):
     template: bool
     """Whether a template is written beside the weights."""
 
-    def calibration(self, draw: int, levels: str, **options: Any) -> Nested:
+    def calibration(self, draw: int, options: CalibrationOptions) -> Nested:
         """The network with the samples of a draw."""
         ...
 
@@ -46,23 +46,29 @@ class Network(Protocol):
         ...
 
 
-class Wanda(Nested):
-    """Masks by |weight| · |input|, the same share of each output; values stay as they are.
+class Scored(Nested):
+    """Masks by |weight| · |input|, values as they are: Wanda's scores. Without inputs, magnitudes.
 
-    The inputs are those of the original network, so that levels nest by themselves.
+    Each output keeps the same share. Inputs are those of the original network, so that levels nest
+    by themselves.
     """
+
+    by_inputs = True
 
     def solve(self, progress: Progress) -> Generator[SolvedTensor]:
         """Give each nested tensor its counters."""
         del progress
+        self.metrics = {}
         walk = self.model.walk(range(len(self.model.batches)))
         for stage in self.model.stages:
             for layer in stage:
                 if not layer.nested:
                     continue
                 weight = self.model.original(layer).weight
-                squares = sum(np.square(x, dtype=np.float64).sum(0) for x in walk.inputs(layer))
-                score = np.abs(weight.astype(np.float64)) * np.sqrt(squares)[:, None]
+                score = np.abs(weight.astype(np.float64))
+                if self.by_inputs:
+                    squares = sum(np.square(x, dtype=np.float64).sum(0) for x in walk.inputs(layer))
+                    score *= np.sqrt(squares)[:, None]
                 counters = np.zeros(weight.shape, np.uint8)
                 for number, level in reversed(list(enumerate(self.levels, 1))):
                     counters[best(score, level, layer.kernel)] = number
@@ -97,15 +103,18 @@ class Run:
     def pack(self, network: Network, out: Path) -> None:
         """Nest the levels and write the file."""
         template = out.with_suffix(".onnx") if network.template else None
-        options = {"keep_dense": "exact"} if self.method == "exact" else {}
-        found = network.calibration(self.draw, self.levels, **options)
-        if self.method == "magnitude":  # of the same tensors
-            include, source = tuple(found.nested), network.source
+        exact = {"keep_dense": "exact"} if self.method == "exact" else {}
+        asked = PackOptions(sparsities=self.levels, calibrate=network, **exact).calibration
+        found = network.calibration(self.draw, asked)
+        if self.method == "magnitude" and ":" not in self.levels:  # of the same tensors
+            names = tuple(found.nested)
             found.close()
-            pack(source, out, sparsities=self.levels, include=include, template=template)
+            options = PackOptions(sparsities=self.levels, include=names)
+            pack(network.source, out, options, template=template)
             return
-        if self.method == "wanda":
-            found = Wanda(found.checkpoint, found.model, CalibrationOptions(levels=found.levels))
+        if self.method in ("magnitude", "wanda"):
+            found = Scored(found.checkpoint, found.model, asked)
+            found.by_inputs = self.method == "wanda"
         pack(found, out, template=template)
 
     def measured(self, network: Callable[[], Network], out: Path) -> tuple[float, int]:

@@ -11,14 +11,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from elsa_converters.calibrate import Nested
 from elsa_converters.torch import load_level
-from elsa_converters.transformers import calibrate
+from internals import open_calibration
 from numpy.random import default_rng
 from transformers import AutoModel, AutoTokenizer
 
 from benchmarks.calibrate import scores
 from benchmarks.calibrate.scores import Measure, Scores
-from elsa_format.plugins import Calibration, CalibrationOptions
+from elsa_format.plugins import CalibrationOptions
 
 CALIBRATION, PAGES = 128, 500
 WORDS, LONGEST, QUERY = 60, 120, 20
@@ -47,14 +48,14 @@ class MiniLM:
         self.tokens = AutoTokenizer.from_pretrained(data)
         self._original: np.ndarray | None = None
 
-    def calibration(self, draw: int, options: CalibrationOptions) -> Calibration:
+    def calibration(self, draw: int, options: CalibrationOptions) -> Nested:
         """Calibrate with the texts of a draw."""
         rest = texts()[PAGES:]
         chosen = default_rng([1, draw]).choice(len(rest), CALIBRATION, replace=False)
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "texts.jsonl"
             file.write_text("".join(json.dumps({"text": rest[i]}) + "\n" for i in chosen))
-            return calibrate(self.source, file, options)
+            return open_calibration(self.source, file, options)
 
     @torch.inference_mode()
     def scores(self, packed: Path | None, level: int | str) -> dict[str, Scores]:

@@ -165,6 +165,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("-o", "--out", type=Path, help=f"{RUNS}/NAME.pt")
     given = parser.parse_args()
+    out = given.out or RUNS / f"{given.name}.pt"
+    if out.exists():
+        raise SystemExit(f"{out} exists already; remove it to train anew")
     torch.manual_seed(given.seed)
     if given.name == "cifar":
         data, model, epochs, rate = load("cifar10", given.data), ResNet(), given.epochs or 8, 4e-3
@@ -173,7 +176,6 @@ def main() -> None:
         data, model, epochs, rate = load("text"), GPT(), given.epochs or 6, 3e-3
         batches, size = gpt_batches(data, epochs, given.seed), 16
     train(model, batches, epochs * (data.size("train") // size), rate)
-    out = given.out or RUNS / f"{given.name}.pt"
     out.parent.mkdir(parents=True, exist_ok=True)
     torch.save(model.state_dict(), out)
     print(f"{out}: written")

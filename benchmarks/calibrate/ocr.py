@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import onnxruntime
 from elsa_converters.onnx import session
+from internals import open_calibration
 from numpy.random import Generator, default_rng
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
@@ -122,10 +123,8 @@ class Ocr:
 
     def calibration(self, draw: int, options) -> object:
         """Calibrate with the pictures of a draw."""
-        from elsa_converters.onnx import calibrate
-
         feeds = {"x": pictures(CALIBRATION, default_rng([1, draw]))[0]}
-        return calibrate(self.source, feeds, options)
+        return open_calibration(self.source, feeds, options)
 
     def scores(self, packed: Path | None, level: int | str) -> dict[str, Scores]:
         """Read the test pictures; without a file, with the original."""
