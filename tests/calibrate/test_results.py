@@ -13,7 +13,6 @@ from benchmarks.calibrate.__main__ import NETWORKS
 from benchmarks.calibrate.methods import Run, best
 from benchmarks.calibrate.scores import Measure, Scores
 from benchmarks.calibrate.table import ORIGINAL, Found
-
 from elsa_format.levels import Pattern, parse_sparsity
 
 
