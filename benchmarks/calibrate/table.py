@@ -86,8 +86,10 @@ def tables(network: Network, folder: Path, draws: int) -> str:
                     _cell(measure, _scores(found, levels, level, name), reference)
                     for found in columns.values()
                 ]
-                label = f"dense, with {levels}" if level == "dense" else level
-                lines.append(f"| {_label(label)} | {' | '.join(cells)} |")
+                label = f"{level} %" if level.isdigit() else level
+                if level == "dense":
+                    label += f", with {levels}"
+                lines.append(f"| {label} | {' | '.join(cells)} |")
         if number == 0:
             lines += _costs(columns)
         parts.append("\n".join(lines) + "\n")
@@ -105,10 +107,6 @@ def _columns(folder: Path, method: str, draws: int) -> Column:
 
 def _head(method: str, column: Column) -> str:
     return f"{METHODS[method]} ({len({run.draw for run in column})})"
-
-
-def _label(level: str) -> str:
-    return " / ".join(f"{part} %" if part.isdigit() else part for part in level.split(","))
 
 
 def _scores(column: Column, levels: str, level: str, name: str) -> list[Scores]:
