@@ -9,21 +9,11 @@ that this can be stopped and started at any time.
 import argparse
 import os
 import tempfile
-from functools import partial
-from importlib import import_module
 from pathlib import Path
 
 from benchmarks.calibrate import RUNS
-from benchmarks.calibrate.methods import METHODS, Network, Run
+from benchmarks.calibrate.methods import METHODS, NETWORKS, Network, Run, opened
 from benchmarks.calibrate.table import ORIGINAL, Found, path_of, put, runs, tables, write
-
-NETWORKS = {"ocr": "Ocr", "minilm": "MiniLM", "cifar": "Cifar", "gpt": "Gpt"}
-
-
-def opened(name: str, data: Path | None) -> Network:
-    """The network of a name; only its own libraries are imported."""
-    network: Network = getattr(import_module(f"benchmarks.calibrate.{name}"), NETWORKS[name])(data)
-    return network
 
 
 def measure(network: Network, run: Run, data: Path | None) -> Found:
@@ -33,7 +23,7 @@ def measure(network: Network, run: Run, data: Path | None) -> Found:
     busy = os.getloadavg()[0] > 0.5
     with tempfile.TemporaryDirectory(prefix="calibrate-") as folder:
         out = Path(folder) / "net.safetensors"
-        seconds, peak = run.measured(partial(opened, network.name, data), out)
+        seconds, peak = run.measured(network.name, data, out)
         names = run.levels.split(",")
         levels: dict[str, int | str] = {name: t for t, name in enumerate(names, 1)}
         if run.method != "alone":

@@ -1,9 +1,10 @@
 """The ways to nest levels that are compared, each in a process of its own."""
 
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Protocol
@@ -44,6 +45,16 @@ class Network(Protocol):
     def scores(self, packed: Path | None, level: int | str) -> dict[str, Scores]:
         """What a level scores on test data; the original does without a file."""
         ...
+
+
+NETWORKS = {"ocr": "Ocr", "minilm": "MiniLM", "cifar": "Cifar", "gpt": "Gpt"}
+"""Modules of networks, and their classes."""
+
+
+def opened(name: str, data: Path | None) -> Network:
+    """The network of a name; only its own libraries are imported."""
+    network: Network = getattr(import_module(f"benchmarks.calibrate.{name}"), NETWORKS[name])(data)
+    return network
 
 
 class Scored(Nested):
@@ -117,16 +128,16 @@ class Run:
             found.by_inputs = self.method == "wanda"
         pack(found, out, template=template)
 
-    def measured(self, network: Callable[[], Network], out: Path) -> tuple[float, int]:
+    def measured(self, name: str, data: Path | None, out: Path) -> tuple[float, int]:
         """Nest them in a process of its own: the seconds and the most bytes it took."""
         with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-            return pool.submit(_measured, self, network, out).result()
+            return pool.submit(_measured, self, name, data, out).result()
 
 
-def _measured(run: Run, network: Callable[[], Network], out: Path) -> tuple[float, int]:
-    opened = network()
+def _measured(run: Run, name: str, data: Path | None, out: Path) -> tuple[float, int]:
+    network = opened(name, data)
     start = time.perf_counter()
-    run.pack(opened, out)
+    run.pack(network, out)
     seconds = time.perf_counter() - start
     status = Path("/proc/self/status").read_text().splitlines()
     (peak,) = (int(line.split()[1]) for line in status if line.startswith("VmHWM"))

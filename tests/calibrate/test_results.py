@@ -9,8 +9,7 @@ import pytest
 pytest.importorskip("benchmarks", reason="run from the repository")
 
 from benchmarks.calibrate import table
-from benchmarks.calibrate.__main__ import NETWORKS
-from benchmarks.calibrate.methods import Run, best
+from benchmarks.calibrate.methods import NETWORKS, Run, best
 from benchmarks.calibrate.scores import Measure, Scores
 from benchmarks.calibrate.table import ORIGINAL, Found
 from elsa_format.levels import Pattern, parse_sparsity
