@@ -10,7 +10,7 @@ from elsa_converters.calibrate._statistics import Moments
 from elsa_converters.calibrate._values import error
 from elsa_converters.calibrate._work import Work
 
-PLENTY = 1 / 8
+PLENTY = 1 / 16
 """So many places for each column are enough for the ridge as it is set; fewer get a larger one."""
 
 
