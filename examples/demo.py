@@ -2,8 +2,8 @@
 
     make demo
 
-Trains a small network on handwritten digits (embedded in scikit-learn), and leaves the files and a
-report in demo-out/.
+Trains a small network on handwritten digits (embedded in scikit-learn), nests levels into another
+one that was trained without them, and leaves the files and a report in demo-out/.
 """
 
 import contextlib
@@ -26,6 +26,8 @@ import numpy as np
 import onnxruntime
 from elsa_converters import onnx
 from elsa_converters.flax_onnx import template_from_flax
+from onnx import helper, numpy_helper, save
+from sklearn.neural_network import MLPClassifier
 
 import elsa_format
 from elsa_format.cli import show_size, table
@@ -99,12 +101,50 @@ def main() -> None:
     print(f"\n{table(rows)}\n")
     if not equal:
         sys.exit("The accuracies of a level differ; they should not.")
-    print(
-        f"All equal. {time.monotonic() - started:.0f} seconds; the files are in {OUT}/. Try next:"
-    )
+    print("All columns are equal.")
+
+    say("6. Nest levels into a network that was trained without them (scikit-learn)")
+    print(f"  pretrained(...): {OUT}/pretrained.onnx; samples.npz has images alone, no labels")
+    pretrained(digits)
+    bench = f"--data {OUT}/test.npz --no-time --quiet"
+    for way, option in (("magnitude", ""), ("calibrated", f" --calibrate {OUT}/samples.npz")):
+        net = f"{OUT}/{way}.safetensors"
+        packed = f"-o {net} --template {OUT}/{way}.onnx --quiet"
+        shell(f"elsa-pack {OUT}/pretrained.onnx --sparsities 95,90,80,50{option} {packed}")
+        shell(f"elsa-bench {net} --onnx {OUT}/{way}.onnx {bench}")
+        print()
+
+    print(f"{time.monotonic() - started:.0f} seconds; the files are in {OUT}/. Try next:")
     print(f"  open {OUT}/report.html in a browser")
     print(f"  {bin_folder()}/elsa-extract {DEVICE} --restore -o whole.safetensors")
-    print(f"  {bin_folder()}/elsa-pack YOUR.safetensors --sparsities 95,90,80 -o yours.safetensors")
+    yours = "YOUR.onnx --sparsities 90,80,50 --calibrate SAMPLES.npz"
+    print(f"  {bin_folder()}/elsa-pack {yours} -o yours.safetensors --template yours.onnx")
+
+
+def pretrained(digits: data.Data) -> None:
+    """Train one hidden layer as users of other libraries do, and write it as an ONNX model."""
+    (images, labels), (test, answers) = (
+        digits.batch(split, np.arange(digits.size(split)), 0) for split in ("train", "test")
+    )
+    images, test = (x.reshape(len(x), -1).astype(np.float32) / 16 for x in (images, test))
+    trained = MLPClassifier([128], tol=0.01, random_state=0).fit(images, labels)
+    tensors = dict(zip(["w1", "w2", "b1", "b2"], trained.coefs_ + trained.intercepts_, strict=True))
+    nodes = [
+        helper.make_node("Gemm", ["image", "w1", "b1"], ["hidden"]),
+        helper.make_node("Relu", ["hidden"], ["active"]),
+        helper.make_node("Gemm", ["active", "w2", "b2"], ["logits"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "digits",
+        [helper.make_tensor_value_info("image", 1, ["n", images.shape[1]])],
+        [helper.make_tensor_value_info("logits", 1, ["n", 10])],
+        [numpy_helper.from_array(x.astype(np.float32), name) for name, x in tensors.items()],
+    )
+    opset = [helper.make_opsetid("", 21)]
+    save(helper.make_model(graph, opset_imports=opset, ir_version=10), OUT / "pretrained.onnx")
+    np.savez(OUT / "samples.npz", image=images)
+    np.savez(OUT / "test.npz", image=test, labels=answers)
 
 
 def recorded(file: elsa_format.File, level: Any, images: int) -> int:
