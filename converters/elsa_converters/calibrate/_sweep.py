@@ -146,6 +146,7 @@ class Sweep:
 
     def _solve(self, layer: Layer, original: Walk, walks: Sequence[Walk], work: Work) -> Solution:
         own = self.model.original(layer)
+        work.trim()
         moments = collect(layer, own, original, walks, work)
         if not seen_enough(layer, moments[-1]):
             self.few[layer.name] = moments[-1].count
@@ -216,6 +217,7 @@ class Sweep:
         self, layer: Layer, walk: Walk, asked: Walk, reference: Reference, work: Work
     ) -> Curve:
         own = self.model.original(layer)
+        work.trim()
         (moments,) = collect(layer, own, walk, [walk], work)
         errors, cut = curve(
             layer, own, moments, GRID, self.settings, work, matters=self._matters(layer)

@@ -1,5 +1,6 @@
 """Threads for the arithmetic of calibration: the same bits, however many there are."""
 
+import ctypes
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 T = TypeVar("T")
 R = TypeVar("R")
+_trim = None if os.name == "nt" else getattr(ctypes.CDLL(None), "malloc_trim", None)
 ROWS = 128
 """Rows of a product computed at a time: fixed, as their number can change the last bits."""
 
@@ -40,6 +42,11 @@ class Work:
     def products(self, ones: NDArray[Any], others: NDArray[Any]) -> NDArray[Any]:
         """The product of each of several matrices with its own other."""
         return np.stack([self.product(*pair) for pair in zip(ones, others, strict=True)])
+
+    def trim(self) -> None:
+        """Give the system the memory that freed arrays left: glibc keeps it for each thread."""
+        if _trim is not None:
+            _trim(0)
 
     def close(self) -> None:
         """End the threads."""
