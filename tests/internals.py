@@ -11,6 +11,7 @@ from typing import Any
 
 MODULES = {
     "_bench_command": "elsa_converters._bench",
+    "_calibrated_pack": "elsa_converters.calibrate._pack",
     "_export_command": "elsa_converters._cli",
     "_converters_errors": "elsa_converters._errors",
     "_bench": "elsa_converters.onnx._run.bench",

@@ -17,7 +17,7 @@ from calibrate import mlp
 from calibrate.perceptron import Perceptron, Steps
 from click.testing import CliRunner
 from elsa_converters.calibrate import Weights
-from internals import ArrayCheckpoint, Sweep, main
+from internals import ArrayCheckpoint, Sweep, _calibrated_pack, main
 from terminal import on_a_terminal
 
 import elsa_format as elsa
@@ -189,6 +189,18 @@ def test_classes_that_samples_lack_are_named(source: Path) -> None:
     assert "--all-classes" in note
     report = elsa.pack(source, out, sparsities=LEVELS, calibrate=few, all_classes=True, force=True)
     assert not any("--all-classes" in note for note in report.notes)
+
+
+def test_a_dense_network_that_moved_is_told(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_calibrated_pack, "MOVED", 0.01)
+    for keep, moves in (("bounded", True), ("exact", False)):
+        out = source.with_name(f"{keep}.safetensors")
+        fields = {"calibrate": source.with_name("samples.npy"), "keep_dense": keep}
+        report = elsa.pack(source, out, sparsities=[90], **fields)
+        error = report.profile.dense_metrics["relative_error"]
+        told = [note for note in report.notes if "dense network" in note]
+        assert (error > 0.01) == moves == bool(told)
+        assert not told or f"differ by {error:.0%}" in told[0]
 
 
 @pytest.mark.parametrize(

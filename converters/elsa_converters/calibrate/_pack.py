@@ -27,6 +27,8 @@ DENSE = {"sparse": 0.25, None: 1.0, "dense": 4.0}
 """The weight of the dense network among the levels, by whom the trade serves."""
 
 
+MOVED = 0.1
+"""The relative error of the dense network's outputs above which a warning names the options."""
 FEW = 8
 """Classes or layers that a message names."""
 
@@ -133,7 +135,12 @@ class Nested(Calibration):
 
 
 def _notes(sweep: Sweep) -> Iterator[str]:
-    """Classes that the samples lack, and layers that saw too little of them."""
+    """A dense network that moved, classes that the samples lack, layers that saw few of them."""
+    if (moved := sweep.measured[-1].relative_error) > MOVED:
+        yield (
+            f"outputs of the dense network differ by {moved:.0%} from the original's; "
+            "--favour dense or --keep-dense exact keeps them nearer"
+        )
     if sweep.answers is not None and (unseen := sweep.answers.unseen).size:
         yield (
             f"the network's answer is never one of {unseen.size:,} of "
