@@ -1,6 +1,6 @@
-"""`python -m benchmarks.copies`: repeat figures of docs/benchmarks.md on other pages.
+"""`python -m benchmarks.copies`: repeat figures of docs/benchmarks.md and others on other pages.
 
-Every figure is measured and stored once, on that page. A page that repeats some has a place for
+Every figure is measured and stored once, on such a page. A page that repeats some has a place for
 them, between `<!-- docs/benchmarks.md: NAME -->` and `<!-- end -->`, which is filled from there.
 """
 
@@ -102,24 +102,38 @@ def example(text: str) -> str:
     return re.findall(r"\*\*example\*\*.*?(```text\n.*?\n```)", text, re.DOTALL)[0]
 
 
-COPIES: dict[str, tuple[str, Callable[[str], str]]] = {
-    "ratios": ("README.md", ratios),
-    "sizes": ("README.md", sizes),
-    "example": ("docs/fast.md", example),
+def calibrated(text: str) -> str:
+    """The README's short table of a pretrained network: levels by magnitude, and calibrated."""
+    first = next(table for table in tables(text) if table.section == "Results")
+    rows = {row["level"].partition(",")[0]: row for row in reversed(first.rows)}
+    levels = ("90 %", "80 %", "70 %", "50 %", "dense")
+    (original,) = re.findall(r"^PP-OCRv4.*characters right, %; original (\S+)\.$", text, re.MULTILINE)
+    lines = ["| | " + " | ".join(levels) + " |", "| --- |" + " --- |" * len(levels)]
+    for label, method in (("by magnitude", "magnitude"), ("calibrated", "nested")):
+        (column,) = (name for name in first.rows[0] if re.fullmatch(rf"{method} \(\d\)", name))
+        found = [rows[level][column].partition(" ")[0] for level in levels]
+        lines.append(f"| {label} | {' | '.join(found)} |")
+    return "\n".join([*lines, "", f"The original reads {original} %."])
+
+
+COPIES: dict[str, tuple[str, str, Callable[[str], str]]] = {
+    "ratios": ("docs/benchmarks.md", "README.md", ratios),
+    "sizes": ("docs/benchmarks.md", "README.md", sizes),
+    "example": ("docs/benchmarks.md", "docs/fast.md", example),
+    "calibrated": ("docs/calibrate.md", "README.md", calibrated),
 }
-"""What is repeated, and on which page."""
+"""What is repeated: from which page, and on which."""
 
 
 def repeat(root: Path) -> None:
     """Fill the places of the pages below a folder, the repository's or a copy of it."""
-    text = (root / "docs" / "benchmarks.md").read_text("utf-8")
-    for name, (page, made) in COPIES.items():
-        put(root / page, name, made(text))
+    for name, (source, page, made) in COPIES.items():
+        put(root / page, f"{source}: {name}", made((root / source).read_text("utf-8")))
 
 
 def put(page: Path, name: str, content: str) -> None:
     """Replace what stands between the marks of a page."""
-    begin, end = f"<!-- docs/benchmarks.md: {name} -->\n", "<!-- end -->"
+    begin, end = f"<!-- {name} -->\n", "<!-- end -->"
     before, found, rest = page.read_text("utf-8").partition(begin)
     _, also, after = rest.partition(end)
     if not found or not also:
