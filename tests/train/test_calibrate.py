@@ -252,8 +252,8 @@ def test_levels_beat_magnitudes(tmp_path):
         errors = []
         for name in ("net", "magnitudes"):
             with elsa.open(tmp_path / name) as file:
-                network_ = restore(variables, file.load(level))
-            errors.append(relative_error(apply, variables, network_, new, told))
+                sparse = restore(variables, file.load(level))
+            errors.append(relative_error(apply, variables, sparse, new, told))
         assert least * errors[0] < errors[1]
 
 
