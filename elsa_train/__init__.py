@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from elsa_train import data, models
     from elsa_train._calibrate import calibrate
-    from elsa_train._calibrate_variables import restore
+    from elsa_train._calibrate.variables import restore
     from elsa_train._file import check_target, write_file
     from elsa_train._jaxpruner import JaxprunerRule, jaxpruner_rules
     from elsa_train._joint import Joint, masked, nest
@@ -94,7 +94,7 @@ __all__ = [
 
 _HOME = {
     "_calibrate": ("calibrate",),
-    "_calibrate_variables": ("restore",),
+    "_calibrate.variables": ("restore",),
     "_file": ("check_target", "write_file"),
     "_jaxpruner": ("JaxprunerRule", "jaxpruner_rules"),
     "_joint": ("Joint", "masked", "nest"),

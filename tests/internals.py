@@ -114,6 +114,9 @@ NAMES = {
     "elsa_format._threads": "Meter Stopped run start",
     "elsa_format._writer": "Contents open_writer",
     "elsa_format.levels": "_most_kept",
+    "elsa_train._calibrate.layers": "find_head find_layers",
+    "elsa_train._calibrate.program": "trace",
+    "elsa_train._calibrate.variables": "tensors_of",
     "elsa_train._checkpointing": "Checkpoints StopSignal _record",
     "elsa_train._cli": "train train_main",
     "elsa_train._errors": (

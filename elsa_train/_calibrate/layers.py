@@ -1,17 +1,17 @@
 """Where a network's equations multiply inputs by weights, and which tensors follow that."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from elsa_converters.calibrate import Layer
-from jax.extend.core import JaxprEqn, Literal, Var
+from jax.extend.core import JaxprEqn, Literal
 from numpy.typing import NDArray
 
-from elsa_train._calibrate_columns import Contraction, Convolution, Product
-from elsa_train._calibrate_equations import Program
+from elsa_train._calibrate.products import Contraction, Convolution, Product
+from elsa_train._calibrate.program import Program
 
 Array = NDArray[Any]
 
@@ -28,6 +28,7 @@ _VIEWS: Mapping[str, Callable[[Array, Mapping[str, Any]], Array]] = {
 }
 """Equations that give the same elements, perhaps elsewhere, and what they do."""
 _LOOPS = {"cond", "scan", "while"}
+_PRODUCTS = {"conv_general_dilated", "dot_general"}
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,6 @@ class Found:
     """What is added before anything else happens; every level has the last of them for itself."""
     scale: Part | None = None
     """What the sum is multiplied by then."""
-    end: Var | None = None
-    """The value after that."""
 
 
 def find_layers(
@@ -76,6 +75,19 @@ def find_layers(
             if part is not None:
                 left.pop(part.name, None)
     return found, left
+
+
+def find_head(program: Program, found: Sequence[Found]) -> str | None:
+    """The layer whose rows are the first output's features, but for a softmax or the like."""
+    output = program.outputs[0]
+    for one in reversed(found):
+        after = program.after(one.product.outputs, output)
+        rows = one.layer.groups * one.layer.rows
+        if after is None or output.aval.shape[-1:] != (rows,):
+            continue
+        if all(equation.primitive.name not in _PRODUCTS for equation in after):
+            return one.layer.name
+    return None
 
 
 def _layer(program: Program, name: str, dtype: np.dtype[Any]) -> Found | str:
@@ -102,7 +114,7 @@ def _layer(program: Program, name: str, dtype: np.dtype[Any]) -> Found | str:
     order = product.matrices(numbers)
     if not _permutes(order):
         return "broadcast before it is multiplied"
-    offsets, scale, end = _affine(program, product)
+    offsets, scale = _affine(program, product)
     groups, rows, columns = order.shape
     layer = Layer(
         name,
@@ -116,7 +128,7 @@ def _layer(program: Program, name: str, dtype: np.dtype[Any]) -> Found | str:
         # Depthwise: a row has so few weights that every level has them for itself.
         nested=groups == 1 or columns > product.kernel,
     )
-    return Found(layer, product, order, offsets, scale, end)
+    return Found(layer, product, order, offsets, scale)
 
 
 def _product(program: Program, equation: JaxprEqn, weights: int) -> Product | str:
@@ -125,19 +137,24 @@ def _product(program: Program, equation: JaxprEqn, weights: int) -> Product | st
         return "looked up, not multiplied"
     if kind in _LOOPS:
         return f"used in a loop or branch ({kind})"
-    if kind not in ("conv_general_dilated", "dot_general"):
+    if kind not in _PRODUCTS:
         return f"goes into {kind}, not into a matrix product"
     if not program.of_samples(equation.invars[1 - weights]):
         return "multiplied by what is no input"
     if kind == "dot_general":
         return Contraction(equation, weights)
-    if weights != 1 or equation.params["batch_group_count"] != 1:
+    if weights != 1:
         return "the inputs of a convolution, not its kernel"
+    if equation.params["batch_group_count"] != 1:
+        return "a convolution in groups of samples"
     return Convolution(equation, weights)
 
 
-def _affine(program: Program, product: Product) -> tuple[list[Part], Part | None, Var]:
-    """Tensors that are added to a layer's outputs, then one they are multiplied by."""
+def _affine(program: Program, product: Product) -> tuple[list[Part], Part | None]:
+    """Tensors that are added to a layer's outputs, then one they are multiplied by.
+
+    A maximum over neighbours may come between: scales of levels are positive.
+    """
     names = {value: name for name, value in program.tensors.items()}
     value = product.outputs
     rows = product.rows()
@@ -147,6 +164,11 @@ def _affine(program: Program, product: Product) -> tuple[list[Part], Part | None
         kind = equation.primitive.name
         if kind in _VIEWS:
             rows = _VIEWS[kind](rows, equation.params)
+        elif kind == "reduce_window_max":
+            pooled = _pooled(rows, equation)
+            if pooled is None:
+                break
+            rows = pooled
         elif kind in ("add", "sub", "mul"):
             place = equation.invars.index(value)
             other = equation.invars[1 - place]
@@ -156,7 +178,7 @@ def _affine(program: Program, product: Product) -> tuple[list[Part], Part | None
             matched = (part for name, at in parts if (part := _part(name, at, rows)) is not None)
             part = next(matched, None)
             if kind == "mul":
-                return offsets, part, equation.outvars[0] if part else value
+                return offsets, part
             if part is None:
                 break
             offsets.append(Part(part.name, part.order, 1 if kind == "add" else -1))
@@ -164,7 +186,17 @@ def _affine(program: Program, product: Product) -> tuple[list[Part], Part | None
         else:
             break
         (value,) = equation.outvars
-    return offsets, None, value
+    return offsets, None
+
+
+def _pooled(rows: Array, equation: JaxprEqn) -> Array | None:
+    """The rows of maxima, if only outputs of the same row are compared."""
+    shape = equation.outvars[0].aval.shape  # type: ignore[attr-defined]
+    windows = zip(equation.params["window_dimensions"], rows.strides, strict=True)
+    if any(size > 1 and stride for size, stride in windows):
+        return None
+    one = tuple(slice(None) if stride else slice(1) for stride in rows.strides)
+    return np.broadcast_to(rows[one], shape)
 
 
 def _parts(
@@ -197,6 +229,8 @@ def _part(name: str, at: Array, rows: Array) -> Part | None:
     strides = zip(at.strides, rows.strides, strict=True)
     one = tuple(slice(None) if any(both) else slice(1) for both in strides)
     at, rows = at[one], rows[one]
+    if not rows.size:
+        return None
     order = np.full(rows.max() + 1, -1)
     order[rows.reshape(-1)] = at.reshape(-1)
     if not np.array_equal(order[rows], at) or not _permutes(order):

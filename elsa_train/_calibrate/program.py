@@ -1,13 +1,13 @@
 """A network as a sequence of equations, run in stretches between its layers."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 Array = Any
 _CALLS = {
@@ -80,6 +80,23 @@ class Program:
     def of_samples(self, value: Any) -> bool:
         """Whether a value depends on the samples."""
         return not isinstance(value, Literal) and value not in self.fixed
+
+    def draws(self) -> bool:
+        """Whether random numbers go into the outputs."""
+        return any(equation.primitive.name == "random_bits" for equation in self.equations)
+
+    def after(self, value: Var, output: Any) -> list[JaxprEqn] | None:
+        """The equations from a value to an output; None if it needs more of the samples."""
+        found, left = [], [output]
+        while left:
+            one = left.pop()
+            if one is value or not self.of_samples(one):
+                continue
+            if one not in self.made_by:
+                return None
+            found.append(self.made_by[one])
+            left += found[-1].invars
+        return found
 
     def stages(self, layers: Sequence[JaxprEqn]) -> dict[Var, int]:
         """After how many stages each value is known: layers wait for those they need."""
@@ -160,37 +177,44 @@ def _flat(jaxpr: Jaxpr, constants: Sequence[Array], arguments: Sequence[Array]) 
     """The results of a function, which are traced without the calls in it."""
     known: dict[Any, Array] = dict(zip(jaxpr.constvars, constants, strict=True))
     known |= dict(zip(jaxpr.invars, arguments, strict=True))
-
-    def value_of(value: Any) -> Array:
-        return value.val if isinstance(value, Literal) else known[value]
-
     for equation in jaxpr.eqns:
-        values = list(map(value_of, equation.invars))
         inner = equation.params.get(_CALLS.get(equation.primitive.name, ""))
+        values = _values(equation.invars, known)
+        results: Sequence[Array]
         if isinstance(inner, ClosedJaxpr):
             results = _flat(inner.jaxpr, inner.consts, values)
         elif isinstance(inner, Jaxpr):
             results = _flat(inner, (), values)
         else:
-            takes = _variables(equation)
-            run = _function([equation], takes, equation.outvars)
-            results = run(*(known[value] for value in takes))
+            results = _results(equation, values)
         known |= dict(zip(equation.outvars, results, strict=True))
-    return list(map(value_of, jaxpr.outvars))
-
-
-def _function(
-    equations: Sequence[JaxprEqn], takes: Sequence[Var], gives: Sequence[Var]
-) -> Callable[..., list[Array]]:
-    """Some equations as a function of the values that they need from elsewhere."""
-    function: Callable[..., list[Array]] = jaxpr_as_fun(
-        ClosedJaxpr(Jaxpr((), takes, gives, equations), ())
-    )
-    return function
+    return _values(jaxpr.outvars, known)
 
 
 def _compiled(
     equations: Sequence[JaxprEqn], takes: Sequence[Sequence[Var]], gives: Sequence[Var]
 ) -> Callable[..., Sequence[Array]]:
-    function = _function(equations, [value for some in takes for value in some], gives)
-    return jax.jit(lambda *values: function(*(value for some in values for value in some)))
+    """Some equations as a function of the values that they need from elsewhere."""
+
+    def run(*values: Sequence[Array]) -> list[Array]:
+        known: dict[Any, Array] = {}
+        for variables, some in zip(takes, values, strict=True):
+            known |= dict(zip(variables, some, strict=True))
+        for equation in equations:
+            results = _results(equation, _values(equation.invars, known))
+            known |= dict(zip(equation.outvars, results, strict=True))
+        return _values(gives, known)
+
+    return jax.jit(run)
+
+
+def _values(variables: Iterable[Any], known: Mapping[Any, Array]) -> list[Array]:
+    return [v.val if isinstance(v, Literal) else known[v] for v in variables]
+
+
+def _results(equation: JaxprEqn, values: Sequence[Array]) -> Sequence[Array]:
+    primitive: Any = equation.primitive
+    found = primitive.get_bind_params(equation.params)
+    functions, params = found if isinstance(found, tuple) else ((), found)  # before JAX 0.10
+    results: Sequence[Array] = primitive.bind(*functions, *values, **params)
+    return results if primitive.multiple_results else [results]

@@ -5,13 +5,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from numpy.typing import NDArray
 
 from elsa_format import NoSuchTensor
 from elsa_format.plugins import Checkpoint, TensorInfo, of_array
-from elsa_train._errors import TrainError
+from elsa_train._calibrate.program import Program
+from elsa_train._errors import BadRecipe, TrainError
 from elsa_train._tree import names
 
 PyTree = Any
@@ -64,7 +66,8 @@ class Variables(Checkpoint):
 
     def __init__(self, variables: PyTree) -> None:
         self.variables = variables
-        self.arrays = {name: np.asarray(leaf) for name, leaf in tensors_of(variables).items()}
+        self.arrays = {name: _array(name, leaf) for name, leaf in tensors_of(variables).items()}
+        self.dtypes = {name: array.dtype for name, array in self.arrays.items()}
         self.tensors = {
             name: TensorInfo(name, of_array(array.dtype), array.shape)
             for name, array in self.arrays.items()
@@ -76,6 +79,17 @@ class Variables(Checkpoint):
         flat = np.ascontiguousarray(self.arrays[name]).reshape(-1).view(np.uint8)
         for start in range(0, flat.size, size):
             yield flat[start : start + size]
+
+    def check_use(self, program: Program) -> None:
+        """Refuse a network that runs as in training."""
+        statistics = [program.tensors[name] for name in _statistics(self.variables)]
+        if statistics and not any(program.uses[value] for value in statistics):
+            raise BadRecipe(
+                "apply uses no running averages of batch norm; run the network as when it is "
+                "used: use_running_average=True, or eval() of an nnx module"
+            )
+        if isinstance(self.variables, nnx.Module) and program.draws():
+            raise BadRecipe("apply draws random numbers; call the module's eval() before")
 
     def check_names(self, patterns: Iterable[str]) -> None:
         """Refuse shell patterns that no tensor matches."""
@@ -90,11 +104,26 @@ def _split(variables: PyTree) -> tuple[PyTree, Callable[[PyTree], PyTree]]:
         return variables, lambda tree: tree
     graph, *states = nnx.split(variables, nnx.RngState, ...)
     keys, state = states
-    return state, lambda tree: nnx.merge(graph, keys, tree)
+    # Mapped, the keys are new objects, which a network being traced may change.
+    return state, lambda tree: nnx.merge(graph, jax.tree.map(lambda key: key, keys), tree)
+
+
+def _array(name: str, leaf: Any) -> NDArray[Any]:
+    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        raise TrainError(f"{name!r} is a random key; variables are arrays of numbers")
+    return np.asarray(leaf)
+
+
+def _statistics(variables: PyTree) -> list[str]:
+    """The tensors that hold running averages."""
+    if isinstance(variables, nnx.Module):
+        return _names(nnx.state(variables, nnx.BatchStat))
+    found = variables.get("batch_stats", {}) if isinstance(variables, Mapping) else {}
+    return _names(found)
 
 
 def _names(tree: PyTree) -> list[str]:
     found: list[str] = jax.tree.leaves(names(tree))
     if isinstance(tree, Mapping) and "params" in tree:  # linen's collections are no part of names
-        found = [name.partition("/")[2] for name in found]
+        found = [name.partition("/")[2] or name for name in found]
     return found
