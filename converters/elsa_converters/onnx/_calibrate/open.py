@@ -19,6 +19,13 @@ def calibration(
     Its graph is the model's with a bias and a scale for each layer, and batch norm folded into
     convolutions.
 
+    >>> import elsa_format, numpy as np
+    >>> samples = {"x": np.random.default_rng(0).standard_normal((64, 100)).astype(np.float32)}
+    >>> options = elsa_format.PackOptions(sparsities=[90, 50], calibrate=samples)
+    >>> network = calibration("model.onnx", samples, options.calibration)
+    >>> elsa_format.pack(network, "calibrated.safetensors").nested
+    ('layer',)
+
     Args:
         source: The ONNX model.
         samples: Inputs of the graph, an array for each, samples along the first axis: a file that
