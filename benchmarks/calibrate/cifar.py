@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from elsa_converters.torch import calibrate, load_level
+from elsa_converters.torch import calibration, load_level
 from numpy.random import default_rng
 
 from benchmarks.calibrate import scores
@@ -34,7 +34,7 @@ class Cifar:
         """Calibrate with the images of a draw."""
         chosen = default_rng([1, draw]).choice(self.data.size("train"), CALIBRATION, replace=False)
         batches = [images(self.data, some)[0] for some in np.split(chosen, CALIBRATION // BATCH)]
-        return calibrate(self.model, batches, options)
+        return calibration(self.model, batches, options, classes="logits")
 
     @torch.inference_mode()
     def scores(self, packed: Path | None, level: int | str) -> dict[str, Scores]:

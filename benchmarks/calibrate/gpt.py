@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from elsa_converters.torch import calibrate, load_level
+from elsa_converters.torch import calibration, load_level
 from numpy.random import default_rng
 from torch.nn.functional import cross_entropy
 
@@ -38,7 +38,7 @@ class Gpt:
             torch.from_numpy(self.data.batch("train", some, 0)[0]).long()
             for some in np.split(chosen, CALIBRATION // BATCH)
         ]
-        return calibrate(self.model, batches, options)
+        return calibration(self.model, batches, options, classes="logits")
 
     @torch.inference_mode()
     def scores(self, packed: Path | None, level: int | str) -> dict[str, Scores]:

@@ -141,7 +141,8 @@ def _notes(sweep: Sweep) -> Iterator[str]:
             f"outputs of the dense network differ by {moved:.0%} from the original's; "
             "--favour dense or --keep-dense exact keeps them nearer"
         )
-    if sweep.answers is not None and (unseen := sweep.answers.unseen).size:
+    nested = sweep.model.head is not None  # else the rows of classes are left alone
+    if nested and sweep.answers is not None and (unseen := sweep.answers.unseen).size:
         yield (
             f"the network's answer is never one of {unseen.size:,} of "
             f"{sweep.answers.chosen.size:,} classes ({_few(map(str, unseen))}) for these samples, "

@@ -7,6 +7,7 @@
 """
 
 from elsa_converters._errors import InvalidData
+from elsa_converters.torch._calibrate.open import calibrate, calibration
 from elsa_converters.torch._checkpoint import TorchCheckpoint
 from elsa_converters.torch._evaluate import evaluate
 from elsa_converters.torch._levels import Levels, attach
@@ -20,6 +21,8 @@ __all__ = [
     "Unmatched",
     "arrays",
     "attach",
+    "calibrate",
+    "calibration",
     "evaluate",
     "load_level",
     "state_dict",

@@ -55,7 +55,7 @@ def evaluate_text(
     if not levels:
         raise Incomplete(f"{where}: no level is downloaded yet; run: elsa-fetch")
     parts = _parts(where, words, os.fspath(text))[:limit]
-    model = _from_pretrained(AutoModelForCausalLM, where, quantization_config=ElsaConfig(levels[0]))
+    model = from_pretrained(AutoModelForCausalLM, where, quantization_config=ElsaConfig(levels[0]))
     with switching(model, None) as (levels, use):
         return run_levels(model, levels, use, parts, "perplexity", progress)
 
@@ -72,8 +72,8 @@ def _read(text: str | os.PathLike[str]) -> str:
 
 def _parts(where: str, words: str, text: str) -> list[torch.Tensor]:
     """Token numbers of each part, with the token first that begins a text, if there is one."""
-    config = _from_pretrained(AutoConfig, where)
-    tokenizer = _from_pretrained(AutoTokenizer, where)
+    config = from_pretrained(AutoConfig, where)
+    tokenizer = from_pretrained(AutoTokenizer, where)
     tokens = tokenizer(words, add_special_tokens=False, verbose=False).input_ids
     first = [t for t in tokenizer("").input_ids[:1] if t == tokenizer.bos_token_id]
     known = getattr(config, "vocab_size", None)
@@ -90,7 +90,7 @@ def _parts(where: str, words: str, text: str) -> list[torch.Tensor]:
     return [torch.tensor([part]) for part in parts]
 
 
-def _from_pretrained(kind: Any, where: str, **options: Any) -> Any:
+def from_pretrained(kind: Any, where: str, **options: Any) -> Any:
     """Load something of a model directory, and say in a line why it cannot be."""
     try:
         return kind.from_pretrained(where, local_files_only=True, **options)

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 
 Replaced = Mapping[int, Tensor]
 """Tensors that stand for others, by the `id` of those."""
+Key = tuple[int, int | None]
+"""Which weight: the `id` of a parameter, and which matrix of it if it has one for each expert."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,31 @@ def call_of(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Ca
     call = reader(*args, **kwargs) if reader else None
     whole = call is not None and isinstance(call.weight, Tensor) and call.weight.ndim > 1
     return call if whole else None
+
+
+class Matrices:
+    """The matrices that modules have taken out of parameters of three dimensions, as experts do."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, tuple[Tensor, Key]] = {}
+        """By the `id` of what was taken; it is kept, so that no other tensor gets its `id`."""
+
+    def note(self, function: Any, args: Sequence[Any], result: Any) -> bool:
+        """Remember a matrix if the function has taken one."""
+        if function is not Tensor.__getitem__ or not isinstance(args[0], nn.Parameter):
+            return False
+        index = args[1]
+        if isinstance(index, Tensor) and index.ndim == 0 and index.dtype != torch.bool:
+            index = int(index)
+        if args[0].ndim != 3 or type(index) is not int:
+            return False
+        self._found[id(result)] = result, (id(args[0]), index % len(args[0]))
+        return True
+
+    def key_of(self, weight: Tensor) -> Key:
+        """Which weight it is."""
+        found = self._found.get(id(weight))
+        return (id(weight), None) if found is None else found[1]
 
 
 def replace(replaced: Replaced, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -1,6 +1,6 @@
 """A PyTorch module as a model to calibrate."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -9,99 +9,137 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from elsa_converters._errors import InvalidData
-from elsa_converters.calibrate import Layer, Model, Weights
-from elsa_converters.torch._calibrate.layers import Layers, Place, content
-from elsa_converters.torch._calibrate.network import Network, Run
-from elsa_converters.torch._calibrate.samples import main_outputs, masks_of, moved, size_of
-from elsa_converters.torch._calibrate.store import Store
+from elsa_converters.calibrate import Layer, Model, Store, Weights
+from elsa_converters.torch._calibrate.decisions import Decisions
+from elsa_converters.torch._calibrate.layers import Held, Layers, Place, content
+from elsa_converters.torch._calibrate.network import Network, Run, one_thread, tensors_of
+from elsa_converters.torch._calibrate.samples import (
+    main_outputs,
+    masks_of,
+    moved,
+    named_logits,
+    size_of,
+)
 from elsa_converters.torch._calibrate.walk import TorchWalk
 from elsa_converters.torch._load import unwrapped
 from elsa_format import InvalidOption
 
 Array = NDArray[Any]
-MEMORY = 1 << 30
-"""Bytes of what blocks gave, before a file is used."""
+Classes = Literal["probabilities", "logits"]
+MAX_MEMORY = 1 << 29
+"""Bytes of what blocks gave, before a file is used, unless told otherwise."""
 
 
 class TorchModel(Model):
-    """A module and batches of what it takes; neither is changed."""
+    """A module and batches of what it takes; neither is changed.
+
+    Args:
+        model: The module.
+        batches: What it is called with: a tensor, a tuple of arguments, or a mapping of them.
+        named: Its tensors, and where they are, under the names that they are stored by.
+        wanted: Why a tensor is not to be nested, if it is not.
+        classes: What a classifier's first output holds. Outputs that are called `logits` do.
+        padding: Says of a batch which places are padding. Default: its attention masks do.
+        max_memory: Bytes that walks keep in memory.
+        threads: How many batches run at a time.
+    """
 
     def __init__(
         self,
         model: nn.Module,
-        batches: Sequence[Any],
+        batches: Iterable[Any],
         *,
-        wanted: Callable[[str, Tensor], str | None] = lambda name, tensor: None,
-        classes: Literal["probabilities", "logits"] | None = None,
+        named: Mapping[str, Held] | None = None,
+        wanted: Callable[[str, Layer], str | None] = lambda name, layer: None,
+        classes: Classes | None = None,
+        padding: Callable[[Any], Any] | None = None,
         max_memory: int | None = None,
+        threads: int | None = None,
     ) -> None:
         model = unwrapped(model)
         _check(model)
         self._samples = list(batches)
         if not self._samples:
-            raise InvalidData("batches: holds no samples")
+            raise InvalidData("no batches: calibration needs samples")
         self.batches = [size_of(batch, at) for at, batch in enumerate(self._samples, 1)]
-        self.classes = classes
-        self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
-        self.network = Network(model, self.moved(0))
-        self.layers = Layers(named_tensors(model), self.network.order, wanted)
+        self._padding, self.threads = padding, threads
+        self.device = next((t.device for t in tensors_of(model)), torch.device("cpu"))
+        with one_thread():
+            self.network = Network(model, self.moved(0))
+            self.decisions = self._decided()
+        if self.network.random or self.device.type != "cpu":
+            self.threads = 1
+        self.layers = Layers(model, named or held_by(model), self.network.order, wanted)
         self.stages = self.layers.stages
-        self.head = next((n for n, p in self.layers.places.items() if p.use.answer), None)
-        if classes is None:
-            self.head = None
-        self.store = Store(MEMORY if max_memory is None else max_memory)
-        self._check_outputs()
+        self.classes = classes or self._named_logits
+        heads = [name for name, place in self.layers.places.items() if place.use.answer]
+        self.head = heads[0] if heads and self.classes is not None else None
+        self.store = Store(MAX_MEMORY if max_memory is None else max_memory)
 
-    def _check_outputs(self) -> None:
-        output = self.network.run(self.moved(0), Run())
+    def _decided(self) -> list[Decisions] | None:
+        """What the network chooses by values, for each batch, if it does so."""
+        found = []
+        for batch in range(len(self._samples)):
+            run = Run(decisions=Decisions())
+            self._check_outputs(self.network.run(self.moved(batch), run), batch)
+            assert run.decisions is not None
+            if not run.decisions:
+                return None
+            found.append(run.decisions)
+        return found
+
+    def _check_outputs(self, output: Any, batch: int) -> None:
+        if not batch:
+            self._named_logits = named_logits(output)
         if not all(bool(tensor.isfinite().all()) for tensor in main_outputs(output)):
-            raise InvalidData("batches: the model's outputs are not finite for the first batch")
+            raise InvalidData(f"batch {batch + 1}: the model's outputs are NaN or infinite")
 
     def place(self, layer: Layer) -> Place:
         """Where a layer is in the module."""
         return self.layers.places[layer.name]
 
     def moved(self, batch: int) -> Any:
-        """A batch on the module's device."""
+        """A batch on the module's device, for the module to do with what it will."""
         return moved(self._samples[batch], self.device)
 
     def masks(self, batch: int) -> list[Tensor]:
         """Which places of a batch are no padding."""
-        return masks_of(self._samples[batch])
+        if self._padding is None:
+            return masks_of(self._samples[batch])
+        return [~torch.as_tensor(self._padding(self._samples[batch])).bool().cpu()]
 
-    def replaced(self, weights: Mapping[str, Weights]) -> dict[int, Tensor]:
-        """What stands for the module's tensors in a network of these weights."""
+    def replaced(self, weights: Mapping[str, Weights], before: Mapping[int, Tensor]) -> Any:
+        """What stands for the module's tensors where layers have these weights.
+
+        `before` is what stands for them already: of a tensor that holds several layers, such as
+        experts, the others stay.
+        """
         found: dict[int, Tensor] = {}
         for name, one in weights.items():
-            found |= self.layers.places[name].replaced(one)
+            self.layers.places[name].replace(one, found, before)
         return found
 
     def original(self, layer: Layer) -> Weights:
-        """See `Model`."""
         return self.place(layer).original()
 
-    def walk(self, batches: range) -> TorchWalk:
-        """See `Model`."""
+    def walk(self, batches: Sequence[int]) -> TorchWalk:
         return TorchWalk(self, batches)
 
     def weight_as_stored(self, layer: Layer, weight: Array) -> Array:
-        """See `Model`."""
         return self.place(layer).stored(weight)
 
     def varying(self, layer: Layer, weights: Weights) -> Mapping[str, Array]:
-        """See `Model`."""
         return {n: content(t) for n, t in self.place(layer).varying(weights).items()}
 
 
-def named_tensors(model: nn.Module) -> dict[str, Tensor]:
+def held_by(model: nn.Module) -> dict[str, Held]:
     """What the module's state dict holds, tied tensors under each of their names."""
     state = model.state_dict(keep_vars=True)
-    return {name: tensor for name, tensor in state.items() if isinstance(tensor, Tensor)}
+    return {name: Held(tensor) for name, tensor in state.items() if isinstance(tensor, Tensor)}
 
 
 def _check(model: nn.Module) -> None:
-    tensors = (*model.parameters(), *model.buffers())
-    if any(tensor.is_meta for tensor in tensors):
+    if any(tensor.is_meta for tensor in tensors_of(model)):
         raise InvalidOption("the model is on the meta device, or offloaded; load it whole first")
-    if any(is_lazy(tensor) for tensor in tensors):
+    if any(is_lazy(tensor) for tensor in tensors_of(model)):
         raise InvalidOption("the model has lazy parameters; run it once first")

@@ -1,19 +1,20 @@
 """A module that runs from any of its blocks on, with other tensors, and is not touched."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from inspect import signature
+from threading import local
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
 
-from elsa_converters.torch._calibrate.calls import Call, Replaced, call_of, replace
+from elsa_converters.torch._calibrate.calls import Call, Key, Matrices, Replaced, call_of, replace
+from elsa_converters.torch._calibrate.decisions import Decisions
 from elsa_converters.torch._calibrate.order import Order, order_of
 from elsa_format import InvalidOption
 
@@ -31,10 +32,14 @@ class Run:
     replaced: Replaced = field(default_factory=dict)
     until: int | None = None
     """The block before which it ends."""
-    seen: Callable[[Call], None] | None = None
+    seen: Callable[[Key, Call], None] | None = None
     """Called with each call of a layer."""
+    decisions: Decisions | None = None
+    """Where choices that depend on values are kept, or come from."""
     outputs: dict[int, Any] = field(default_factory=dict)
     """What each computed block gave."""
+    block: int | None = None
+    """The block that is being computed."""
 
 
 class Network:
@@ -43,25 +48,28 @@ class Network:
     def __init__(self, model: nn.Module, example: Any) -> None:
         self.twin = _twin(model)
         self._accepts = signature(model.forward).parameters
-        self._run: Run | None = None
-        self.order = self._ordered(example)
+        self._now = local()
+        before = torch.get_rng_state()
+        with torch.no_grad(), _determined():
+            self.order: Order = order_of(self.twin, lambda: self._call(example))
+            torch.manual_seed(0)
+            before = torch.get_rng_state()
+            self._call(example)
+            self.random = not torch.equal(before, torch.get_rng_state())
+        """Whether it draws random numbers, of which there is one sequence for all threads."""
         for at, block in enumerate(self.order.blocks):
             block.forward = wraps(block.forward)(partial(self._through, at, block.forward))
 
-    def _ordered(self, example: Any) -> Order:
-        with torch.no_grad(), _determined():
-            return order_of(self.twin, lambda: self._call(example))
-
     def run(self, batch: Any, run: Run) -> Any:
-        """The output for a batch; None if it ends earlier."""
-        self._run = run
+        """The output for a batch; None if it ends earlier. Threads may do so at the same time."""
+        self._now.run = run
         try:
-            with torch.no_grad(), _determined(), _Layers(run):
+            with torch.no_grad(), _determined(self.random), _Layers(run):
                 return self._call(batch)
         except Stop:
             return None
         finally:
-            self._run = None
+            self._now.run = None
 
     def _call(self, batch: Any) -> Any:
         if isinstance(batch, Mapping):
@@ -72,13 +80,14 @@ class Network:
         return self.twin(*batch) if isinstance(batch, tuple | list) else self.twin(batch)
 
     def _through(self, at: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        run = self._run
-        assert run is not None
+        run: Run = self._now.run
         if at < len(run.before):
             return run.before[at]
         if at == run.until:
             raise Stop
+        run.block = at
         output = run.outputs[at] = forward(*args, **kwargs)
+        run.block = None
         return output
 
 
@@ -87,45 +96,61 @@ class _Layers(TorchFunctionMode):
 
     def __init__(self, run: Run) -> None:
         super().__init__()
-        self.run = run
+        self.run, self.matrices = run, Matrices()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if self.run.seen is not None:
+        run, kwargs = self.run, kwargs or {}
+        if run.seen is not None:
             call = call_of(func, args, kwargs)
             if call is not None:
-                self.run.seen(call)
-        if self.run.replaced:
-            args, kwargs = replace(self.run.replaced, args, kwargs)
-        return func(*args, **kwargs)
+                run.seen(self.matrices.key_of(call.weight), call)
+        given, named = args, kwargs
+        if run.replaced:
+            given, named = replace(run.replaced, args, kwargs)
+        result = func(*given, **named)
+        if run.decisions is not None:
+            result = run.decisions.of(run.block, func, given, named, result)
+        self.matrices.note(func, args, result)
+        return result
 
 
 def _twin(model: nn.Module) -> nn.Module:
-    """A copy that shares all tensors, in evaluation mode."""
+    """A copy that shares all tensors, in evaluation mode; experts run one by one."""
     tensors = (*model.parameters(), *model.buffers())
     try:
         twin = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
     except Exception as error:  # whatever a module's own copying raises
         raise InvalidOption(f"the model cannot be copied: {error}") from None
+    for module in twin.modules():
+        config: Any = getattr(module, "config", None)
+        if getattr(config, "_experts_implementation", None) is not None:
+            config._experts_implementation = "eager"
     return twin.eval()
 
 
-class _determined(ExitStack):  # noqa: N801
+@contextmanager
+def _determined(wanted: bool = True) -> Iterator[None]:
     """Random numbers that are the same every time, and those of others as they were."""
-
-    def __enter__(self) -> "_determined":
-        super().__enter__()
-        self.enter_context(torch.random.fork_rng())
+    if not wanted:
+        yield
+        return
+    with torch.random.fork_rng():
         torch.manual_seed(0)
-        return self
+        yield
 
 
-def blank(tree: Any) -> Any:
-    """A tree of tensors of the same shapes, without content or memory."""
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """PyTorch computes with one thread: with others, sums can have other last bits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
-    def one(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor):
-            return leaf
-        return torch.zeros((), dtype=leaf.dtype, device=leaf.device).expand(leaf.shape)
 
-    return tree_map(one, tree)
+def tensors_of(module: nn.Module) -> Iterator[Tensor]:
+    """All parameters and buffers."""
+    yield from module.parameters()
+    yield from module.buffers()

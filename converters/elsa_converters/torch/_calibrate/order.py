@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from elsa_converters.torch._calibrate.calls import Call, call_of, tensors_in
+from elsa_converters.torch._calibrate.calls import Call, Key, Matrices, call_of, tensors_in
 
 CONTAINERS = nn.Sequential, nn.ModuleList, nn.ModuleDict
 
@@ -44,8 +44,7 @@ class Order:
     """What one run has shown of a network."""
 
     blocks: list[nn.Module]
-    uses: dict[int, Use] = field(default_factory=dict)
-    """By the `id` of the weight."""
+    uses: dict[Key, Use] = field(default_factory=dict)
     others: set[int] = field(default_factory=set)
     """The `id` of each tensor that goes into anything but a layer."""
     biases: dict[int, int] = field(default_factory=dict)
@@ -142,6 +141,7 @@ class _Trace(TorchFunctionMode):
         self.marks: dict[int, _Mark] = {}
         self.block: int | None = None
         self.next = 0
+        self.matrices = Matrices()
         self.made: dict[int, tuple[Tensor, Use]] = {}
         """What layers gave, kept so that no other tensor gets its `id`."""
         self.taken: dict[int, int] = {}
@@ -165,6 +165,8 @@ class _Trace(TorchFunctionMode):
             self.made[id(result)] = result, use
             mark = mark._replace(depth=mark.depth + 1)
         layer = () if call is None else (call.weight, call.bias)
+        if self.matrices.note(func, args, result):
+            layer = (args[0], None)
         for tensor in given:
             self.taken[id(tensor)] = self.taken.get(id(tensor), 0) + 1
             if not any(tensor is one for one in layer):
@@ -177,11 +179,11 @@ class _Trace(TorchFunctionMode):
         return result
 
     def _use(self, call: Call, depth: int) -> Use:
-        uses = self.order.uses
-        use = uses.get(id(call.weight))
+        uses, key = self.order.uses, self.matrices.key_of(call.weight)
+        use = uses.get(key)
         if use is None:
             at = 0 if self.block is None else self.block
-            use = uses[id(call.weight)] = Use(call, at, depth)
+            use = uses[key] = Use(call, at, depth)
             if call.bias is not None:
                 self.order.biases[id(call.bias)] = self.order.biases.get(id(call.bias), 0) + 1
         else:

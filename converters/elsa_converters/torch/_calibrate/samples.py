@@ -1,7 +1,7 @@
 """Batches as a module takes them: their sizes, their padding, the rows of what it gives."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -25,8 +25,10 @@ def size_of(batch: Any, number: int) -> int:
 
 
 def moved(batch: Any, device: torch.device) -> Any:
-    """A batch on another device."""
-    return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, batch)
+    """A copy of a batch on a device."""
+    return tree_map(
+        lambda leaf: leaf.to(device, copy=True) if isinstance(leaf, Tensor) else leaf, batch
+    )
 
 
 def masks_of(batch: Any) -> list[Tensor]:
@@ -63,6 +65,12 @@ def _real(shape: Sequence[int], masks: Sequence[Tensor]) -> Tensor | None:
     return real.repeat_interleave(times)
 
 
+def named_logits(output: Any) -> Literal["logits"] | None:
+    """Whether an output says that it is of classes, of which there are two or more."""
+    logits = output.get("logits") if isinstance(output, Mapping) else None
+    return "logits" if isinstance(logits, Tensor) and logits.shape[-1] > 1 else None
+
+
 def main_outputs(output: Any) -> list[Tensor]:
     """The tensors of an output that are compared."""
     if isinstance(output, Mapping):
@@ -87,3 +95,29 @@ def rows_of(output: Any, masks: Sequence[Tensor]) -> list[NDArray[Any]]:
             rows = rows[real.to(rows.device)]
         found.append(rows.detach().float().cpu().numpy())
     return found
+
+
+def at_most(batches: Iterable[Any], samples: int | None) -> list[Any]:
+    """The batches with so many samples in all."""
+    found: list[Any] = []
+    count = 0
+    for number, batch in enumerate(batches, 1):
+        left = None if samples is None else samples - count
+        if left == 0:
+            break
+        size = size_of(batch, number)
+        if left is not None and size > left:
+            batch, size = _first(batch, size, left), left
+        found.append(batch)
+        count += size
+    return found
+
+
+def _first(batch: Any, size: int, wanted: int) -> Any:
+    """The first samples of a batch."""
+
+    def cut(leaf: Any) -> Any:
+        whole = isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == size
+        return leaf[:wanted] if whole else leaf
+
+    return tree_map(cut, batch)

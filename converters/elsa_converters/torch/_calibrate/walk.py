@@ -1,8 +1,8 @@
 """A network on its way through samples, block by block."""
 
-import zlib
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -10,54 +10,106 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from elsa_converters._errors import InvalidData
-from elsa_converters.calibrate import Layer, Walk, Weights
-from elsa_converters.torch._calibrate.calls import Call
-from elsa_converters.torch._calibrate.network import Run, Stop, blank
+from elsa_converters.calibrate import Kept, Layer, Walk, Weights
+from elsa_converters.torch._calibrate.calls import Call, Key
+from elsa_converters.torch._calibrate.kept import blank, drop, get, put
+from elsa_converters.torch._calibrate.network import Run, Stop, one_thread, tensors_of
 from elsa_converters.torch._calibrate.samples import real_places, rows_of
 
 if TYPE_CHECKING:
     from elsa_converters.torch._calibrate.model import TorchModel
 
 Array = NDArray[Any]
+T = TypeVar("T")
+
+
+class _Columns:
+    """Columns that several layers multiply, kept until each has them."""
+
+    def __init__(self, kept: Kept, layers: int) -> None:
+        self._kept, self._left = kept, layers
+
+    def take(self) -> Array:
+        """The columns, for one of the layers."""
+        array = self._kept.get().copy()
+        self.drop()
+        return array
+
+    def drop(self) -> None:
+        """One layer does without them."""
+        self._left -= 1
+        if not self._left:
+            self._kept.drop()
 
 
 class TorchWalk(Walk):
     """Holds what the finished blocks gave for each batch, as far as it is used later."""
 
-    def __init__(self, model: "TorchModel", batches: range) -> None:
-        self._model, self._batches = model, batches
+    def __init__(self, model: "TorchModel", batches: Sequence[int]) -> None:
+        self._model, self._batches = model, list(batches)
         self._stage = self._cut = 0
         self._replaced: dict[int, Tensor] = {}
         self._kept: dict[int, list[Any]] = {batch: [] for batch in batches}
-        """For each batch the outputs of finished blocks: stored, or blank."""
-        self._go_on()
+        """For each batch the outputs of finished blocks: kept, or blank."""
+        self._columns: dict[tuple[str, int], _Columns] = {}
+        """Those of this stage's layers that were not asked for yet."""
+        try:
+            self._go_on()
+        except BaseException:
+            self.close()
+            raise
 
     def inputs(self, layer: Layer) -> Iterator[Array]:
-        """See `Walk`."""
-        place = self._model.place(layer)
-        for batch in self._batches:
-            calls: list[Call] = []
+        def of(batch: int) -> Array:
+            kept = self._columns.pop((layer.name, batch), None)
+            return self._seen(layer, batch) if kept is None else kept.take()
 
-            def seen(call: Call, calls: list[Call] = calls) -> None:
-                if call.weight is place.call.weight:
-                    calls.append(call)
-                    if len(calls) == place.use.calls:
-                        raise Stop
+        return self._each(of)
 
-            until = self._model.layers.blocks[self._stage] + 1
-            self._run(batch, Run(until=until, seen=seen))
-            yield self._columns(layer, batch, calls)
+    def _seen(self, layer: Layer, batch: int) -> Array:
+        """The columns of a layer; those of the others of its stage are kept."""
+        model = self._model
+        stage = [model.place(other) for other in model.stages[self._stage]]
+        calls: dict[Key, list[Call]] = {place.held.key: [] for place in stage}
+        missing = sum({place.held.key: place.use.calls for place in stage}.values())
 
-    def _columns(self, layer: Layer, batch: int, calls: list[Call]) -> Array:
+        def seen(key: Key, call: Call) -> None:
+            nonlocal missing
+            if key in calls:
+                calls[key].append(call)
+                missing -= 1
+                if not missing:
+                    raise Stop
+
+        known = None if model.decisions is None else model.decisions[batch].again()
+        until = model.layers.blocks[self._stage] + 1
+        self._run(batch, Run(until=until, seen=seen, decisions=known))
+        asked, others = np.zeros(0), dict[tuple[int, ...], list[Layer]]()
+        for place in stage:
+            mine = calls[place.held.key]
+            # Columns of layers that are no convolutions are those of their inputs.
+            same = mine if any(call.kernel for call in mine) else [call.x for call in mine]
+            others.setdefault(tuple(map(id, same)), []).append(place.layer)
+        for alike in others.values():
+            columns = self._of(alike[0], batch, calls[model.place(alike[0]).held.key])
+            if layer in alike:
+                asked = columns
+            if later := [other.name for other in alike if other is not layer]:
+                kept = _Columns(model.store.put(columns), len(later))
+                self._columns |= {(name, batch): kept for name in later}
+        return asked
+
+    def _of(self, layer: Layer, batch: int, calls: Sequence[Call]) -> Array:
         """Some of the columns of a batch, the same places in every walk."""
-        found = [real_places(call, self._model.masks(batch)) for call in calls]
+        model = self._model
+        found = [real_places(call, model.masks(batch)) for call in calls]
         every = sum(map(len, found))
-        samples = sum(self._model.batches[at] for at in self._batches)
-        share = -(-self._model.places * self._model.batches[batch] // samples)
+        samples = sum(model.batches[at] for at in self._batches)
+        share = -(-model.places * model.batches[batch] // samples)
         chosen = np.arange(every)
         if every > share:
-            rng = np.random.default_rng([batch, zlib.crc32(layer.name.encode())])
-            chosen = np.sort(rng.choice(every, share, replace=False))
+            random = np.random.default_rng([batch, every])
+            chosen = np.sort(random.choice(every, share, replace=False))
         parts, start = [], 0
         for call, places in zip(calls, found, strict=True):
             mine = chosen[(chosen >= start) & (chosen < start + len(places))] - start
@@ -66,11 +118,14 @@ class TorchWalk(Walk):
             parts.append(columns.reshape(len(mine), layer.groups, layer.columns).float().cpu())
         if not parts:
             return np.zeros((0, layer.groups, layer.columns), np.float32)
-        return np.asarray(torch.cat(parts).numpy())
+        array = np.asarray(torch.cat(parts).numpy())
+        if not np.isfinite(array).all():
+            raise InvalidData(f"layer {layer.name!r}: its inputs hold NaN or infinity")
+        return array
 
     def advance(self, weights: Mapping[str, Weights]) -> None:
-        """See `Walk`."""
-        self._replaced |= self._model.replaced(weights)
+        self._replaced |= self._model.replaced(weights, self._replaced)
+        self._forget()
         self._stage += 1
         self._go_on()
 
@@ -81,45 +136,71 @@ class TorchWalk(Walk):
         cut = len(network.order.blocks) if last else blocks[self._stage]
         if cut == self._cut:
             return
-        store, before, live = (
-            self._model.store,
-            network.order.live(self._cut),
-            network.order.live(cut),
-        )
-        for batch in self._batches:
+        before, live = network.order.live(self._cut), network.order.live(cut)
+
+        def run_one(batch: int) -> None:
             run = Run(until=cut)
             self._run(batch, run)
             kept = self._kept[batch]
             for at in before - live:
-                output = store.get(kept[at])
-                store.drop(kept[at])
-                kept[at] = blank(output)
+                old, kept[at] = kept[at], blank(kept[at])
+                drop(old)
             for at in range(self._cut, cut):
                 if at not in run.outputs:
                     raise InvalidData(f"batch {batch + 1} runs other modules than the first one")
-                output = run.outputs[at]
-                kept.append(store.put(output) if at in live else blank(output))
+                one = put(self._model.store, run.outputs.pop(at))
+                kept.append(one)
+                if at not in live:
+                    kept[at] = blank(one)
+                    drop(one)
+
+        for _ in self._each(run_one):
+            pass
         for block in network.order.blocks[self._cut : cut]:
-            for tensor in (*block.parameters(), *block.buffers()):
+            for tensor in tensors_of(block):
                 self._replaced.pop(id(tensor), None)
         self._cut = cut
 
     def outputs(self, weights: Mapping[str, Weights] = {}) -> Iterator[list[Array]]:
-        """See `Walk`."""
-        others = self._model.replaced(weights)
-        for batch in self._batches:
+        others = self._model.replaced(weights, self._replaced)
+
+        def of(batch: int) -> list[Array]:
             output = self._run(batch, Run(), others)
-            yield rows_of(output, self._model.masks(batch))
+            return rows_of(output, self._model.masks(batch))
+
+        return self._each(of)
 
     def _run(self, batch: int, run: Run, others: Mapping[int, Tensor] = {}) -> Any:
-        get = self._model.store.get
         run.before = [get(output) for output in self._kept[batch]]
         run.replaced = {**self._replaced, **others}
         return self._model.network.run(self._model.moved(batch), run)
 
+    def _each(self, function: Callable[[int], T]) -> Iterator[T]:
+        """The function's results for each batch, some computed at a time, each by one thread."""
+        threads = self._model.threads or torch.get_num_threads()
+
+        def alone(batch: int) -> T:
+            torch.set_num_threads(1)
+            return function(batch)
+
+        for start in range(0, len(self._batches), threads):
+            some = self._batches[start : start + threads]
+            with one_thread():
+                if len(some) == 1:
+                    found = [function(some[0])]
+                else:
+                    with ThreadPoolExecutor(len(some)) as pool:
+                        found = list(pool.map(alone, some))
+            yield from found
+
+    def _forget(self) -> None:
+        """Give back columns that nobody has asked for."""
+        for columns in self._columns.values():
+            columns.drop()
+        self._columns = {}
+
     def close(self) -> None:
-        """See `Walk`."""
+        self._forget()
         for kept in self._kept.values():
-            for at in self._model.network.order.live(self._cut):
-                self._model.store.drop(kept[at])
+            drop(kept)
         self._kept, self._replaced = {}, {}
