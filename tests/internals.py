@@ -74,7 +74,7 @@ NAMES = {
     "elsa_converters.calibrate._problem": "state",
     "elsa_converters.calibrate._shares": "FLOOR GRID Curve by_cost by_magnitude uniform",
     "elsa_converters.calibrate._statistics": "Collector apply mixed",
-    "elsa_converters.calibrate._sweep": "Sweep spread",
+    "elsa_converters.calibrate._sweep": "HELD Sweep spread",
     "elsa_converters.calibrate._values": "best_scales refit solve_alone solve_together",
     "elsa_converters.calibrate._work": "Work",
     "elsa_converters.onnx._fast.pick": "fastest_layers",

@@ -10,16 +10,15 @@ from elsa_converters.torch._calibrate.calls import tensors_in
 
 _TAKEN = torch.topk, Tensor.topk, torch.sort, Tensor.sort
 """Functions that give values and where these are."""
-_PLACES = (
-    torch.nonzero,
-    Tensor.nonzero,
-    torch.argmax,
-    Tensor.argmax,
-    torch.argsort,
-    Tensor.argsort,
-    torch.where,
-    Tensor.where,
-)
+_LARGEST = torch.argmax, Tensor.argmax, torch.argsort, Tensor.argsort
+_TRUE = torch.nonzero, Tensor.nonzero, torch.where, Tensor.where
+
+
+def decides(function: Any, args: Sequence[Any]) -> bool:
+    """Whether a function chooses by values, so that what follows may be other modules."""
+    if function in _TAKEN or function in _LARGEST:
+        return isinstance(args[0], Tensor) and args[0].is_floating_point()
+    return function in _TRUE and len(args) == 1
 
 
 class Decisions:
@@ -50,22 +49,16 @@ class Decisions:
         result: Any,
     ) -> Any:
         """What the function gives, with the choices that are known."""
-        if block is None:  # outside of blocks, where it is done again for each of them
+        if block is None or not decides(function, args):
             return result
-        if function in _PLACES:
-            found = tensors_in(result)
-            if not found or any(tensor.dtype != torch.int64 for tensor in found):
-                return result
-            known = self._next(block, found)
-            return type(result)(known) if isinstance(result, tuple | list) else known[0]
-        if function in _TAKEN and isinstance(result, tuple) and len(result) == 2:
-            (known,) = self._next(block, [result[1]])
-            if self._replayed is None:
-                return result
-            axis = kwargs.get("dim", _axis(function, args))
-            kind: Any = type(result)
-            return kind((args[0].gather(axis, known), known))
-        return result
+        if function not in _TAKEN:
+            known = self._next(block, tensors_in(result))
+            return tuple(known) if isinstance(result, tuple) else known[0]
+        (places,) = self._next(block, [result[1]])
+        if self._replayed is None:
+            return result
+        axis, kind = kwargs.get("dim", _axis(function, args)), type(result)
+        return kind((args[0].gather(axis, places), places))
 
     def _next(self, block: int, found: list[Tensor]) -> list[Tensor]:
         kept = self._kept.setdefault(block, [])

@@ -20,6 +20,14 @@ class KeptTensor(NamedTuple):
     device: torch.device
 
 
+class Blank(NamedTuple):
+    """What a tensor was like that is not needed any more."""
+
+    dtype: torch.dtype
+    shape: torch.Size
+    device: torch.device
+
+
 def put(store: Store, tree: Any) -> Any:
     """Keep the tensors of nested tuples, lists and mappings; `get` makes the tree of it again."""
 
@@ -35,30 +43,29 @@ def put(store: Store, tree: Any) -> Any:
 def get(tree: Any) -> Any:
     """The tree, with tensors of its own: modules may write to them."""
 
-    def one(leaf: KeptTensor) -> Tensor:
+    def one(leaf: KeptTensor | Blank) -> Tensor:
+        if isinstance(leaf, Blank):
+            return torch.zeros(leaf.shape, dtype=leaf.dtype, device=leaf.device)
         flat = torch.from_numpy(leaf.kept.get().copy())
         return flat.view(leaf.dtype).reshape(leaf.shape).to(leaf.device)
 
     return _map(one, tree)
 
 
-def blank(tree: Any) -> Any:
-    """The tree's tensors as others of the same shapes, without content or memory."""
+def drop(tree: Any) -> Any:
+    """Give back what a tree takes; what is left of it is zeros of the same shapes."""
 
-    def one(leaf: KeptTensor) -> Tensor:
-        return torch.zeros((), dtype=leaf.dtype, device=leaf.device).expand(leaf.shape)
+    def one(leaf: KeptTensor | Blank) -> Blank:
+        if isinstance(leaf, KeptTensor):
+            leaf.kept.drop()
+        return Blank(leaf.dtype, leaf.shape, leaf.device)
 
     return _map(one, tree)
 
 
-def drop(tree: Any) -> None:
-    """Give back what a tree takes."""
-    _map(lambda leaf: leaf.kept.drop(), tree)
-
-
-def _map(function: Callable[[KeptTensor], Any], tree: Any) -> Any:
+def _map(function: Callable[[Any], Any], tree: Any) -> Any:
     return tree_map(lambda leaf: function(leaf) if _is_kept(leaf) else leaf, tree, is_leaf=_is_kept)
 
 
 def _is_kept(value: Any) -> bool:
-    return isinstance(value, KeptTensor)
+    return isinstance(value, KeptTensor | Blank)

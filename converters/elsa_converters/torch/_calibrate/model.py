@@ -57,7 +57,7 @@ class TorchModel(Model):
         threads: int | None = None,
     ) -> None:
         model = unwrapped(model)
-        _check(model)
+        check_loaded(model)
         self._samples = list(batches)
         if not self._samples:
             raise InvalidData("no batches: calibration needs samples")
@@ -138,7 +138,8 @@ def held_by(model: nn.Module) -> dict[str, Held]:
     return {name: Held(tensor) for name, tensor in state.items() if isinstance(tensor, Tensor)}
 
 
-def _check(model: nn.Module) -> None:
+def check_loaded(model: nn.Module) -> None:
+    """Refuse a module whose tensors have no content yet."""
     if any(tensor.is_meta for tensor in tensors_of(model)):
         raise InvalidOption("the model is on the meta device, or offloaded; load it whole first")
     if any(is_lazy(tensor) for tensor in tensors_of(model)):

@@ -36,8 +36,8 @@ class Run:
     """Called with each call of a layer."""
     decisions: Decisions | None = None
     """Where choices that depend on values are kept, or come from."""
-    outputs: dict[int, Any] = field(default_factory=dict)
-    """What each computed block gave."""
+    keep: Callable[[int, Any], None] | None = None
+    """Called with what each computed block gave, before anything can write to it."""
     block: int | None = None
     """The block that is being computed."""
 
@@ -86,8 +86,10 @@ class Network:
         if at == run.until:
             raise Stop
         run.block = at
-        output = run.outputs[at] = forward(*args, **kwargs)
+        output = forward(*args, **kwargs)
         run.block = None
+        if run.keep is not None:
+            run.keep(at, output)
         return output
 
 

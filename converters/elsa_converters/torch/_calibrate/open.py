@@ -1,6 +1,7 @@
 """A PyTorch module and samples, ready to be nested by calibration, or nested at once."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from fnmatch import filter
 from itertools import islice
 from typing import Any
 
@@ -11,11 +12,11 @@ from elsa_converters._errors import InvalidData
 from elsa_converters.calibrate import Layer, Nested
 from elsa_converters.torch._calibrate.layers import Held
 from elsa_converters.torch._calibrate.matrices import Joined
-from elsa_converters.torch._calibrate.model import Classes, TorchModel
+from elsa_converters.torch._calibrate.model import Classes, TorchModel, check_loaded
 from elsa_converters.torch._calibrate.samples import at_most
 from elsa_converters.torch._checkpoint import TorchCheckpoint
 from elsa_converters.torch._load import unwrapped
-from elsa_format import PackOptions, PackReport
+from elsa_format import NoSuchTensor, PackOptions, PackReport
 from elsa_format.levels import Pattern, Sparsity
 from elsa_format.plugins import CalibrationOptions, Checkpoint, Progress, Target, no_progress
 
@@ -96,7 +97,11 @@ def calibration(
         classes: What a classifier's first output holds.
         padding: Says of a batch where it is padded.
     """
+    check_loaded(unwrapped(model))
     checkpoint = TorchCheckpoint(unwrapped(model).state_dict())
+    for pattern in (*options.include, *options.exclude):
+        if not filter(checkpoint.tensors, pattern):
+            raise NoSuchTensor.of(checkpoint.path, "no tensor matches", pattern, checkpoint.tensors)
     return nested(
         checkpoint, model, batches, options, options.left_out(checkpoint.tensors),
         classes=classes, padding=padding,

@@ -10,6 +10,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from elsa_converters.torch._calibrate.calls import Call, Key, Matrices, call_of, tensors_in
+from elsa_converters.torch._calibrate.decisions import decides
 
 CONTAINERS = nn.Sequential, nn.ModuleList, nn.ModuleDict
 
@@ -72,6 +73,8 @@ def order_of(model: nn.Module, run: Callable[[], Any]) -> Order:
 def _blocks(model: nn.Module, run: Callable[[], Any]) -> list[nn.Module]:
     """The modules that a run goes through once, one after the other, and that hold all layers.
 
+    They hold all decisions by values, too: which modules run in a block may differ.
+
     Elements of lists, such as the layers of a transformer, and else the smallest such modules.
     """
     stack: list[nn.Module] = []
@@ -82,7 +85,7 @@ def _blocks(model: nn.Module, run: Callable[[], Any]) -> list[nn.Module]:
         def __torch_function__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
-            if call_of(func, args, kwargs or {}) is not None:
+            if call_of(func, args, kwargs or {}) is not None or decides(func, args):
                 within.append(frozenset(stack))
             return func(*args, **(kwargs or {}))
 

@@ -56,7 +56,7 @@ def _real(shape: Sequence[int], masks: Sequence[Tensor]) -> Tensor | None:
     fitting = [
         mask.reshape(-1)
         for mask in masks
-        if tuple(shape[:2]) == tuple(mask.shape) or tuple(shape) == (mask.numel(),)
+        if tuple(shape[: mask.ndim]) == tuple(mask.shape) or tuple(shape) == (mask.numel(),)
     ]
     if not fitting:
         return None
@@ -90,7 +90,7 @@ def rows_of(output: Any, masks: Sequence[Tensor]) -> list[NDArray[Any]]:
         if tensor.ndim > 3:
             tensor = tensor.movedim(1, -1)
         rows = tensor.reshape(-1, tensor.shape[-1] if tensor.ndim > 1 else 1)
-        real = _real(tensor.shape[:-1], masks) if tensor.ndim == 3 else None
+        real = _real(tensor.shape[:-1], masks) if tensor.ndim > 1 else None
         if real is not None:
             rows = rows[real.to(rows.device)]
         found.append(rows.detach().float().cpu().numpy())

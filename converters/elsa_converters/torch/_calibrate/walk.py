@@ -12,7 +12,7 @@ from torch import Tensor
 from elsa_converters._errors import InvalidData
 from elsa_converters.calibrate import Kept, Layer, Walk, Weights
 from elsa_converters.torch._calibrate.calls import Call, Key
-from elsa_converters.torch._calibrate.kept import blank, drop, get, put
+from elsa_converters.torch._calibrate.kept import drop, get, put
 from elsa_converters.torch._calibrate.network import Run, Stop, one_thread, tensors_of
 from elsa_converters.torch._calibrate.samples import real_places, rows_of
 
@@ -139,20 +139,19 @@ class TorchWalk(Walk):
         before, live = network.order.live(self._cut), network.order.live(cut)
 
         def run_one(batch: int) -> None:
-            run = Run(until=cut)
-            self._run(batch, run)
+            made: dict[int, Any] = {}
+
+            def keep(at: int, output: Any) -> None:
+                made[at] = put(self._model.store, output)
+
+            self._run(batch, Run(until=cut, keep=keep))
             kept = self._kept[batch]
             for at in before - live:
-                old, kept[at] = kept[at], blank(kept[at])
-                drop(old)
+                kept[at] = drop(kept[at])
             for at in range(self._cut, cut):
-                if at not in run.outputs:
+                if at not in made:
                     raise InvalidData(f"batch {batch + 1} runs other modules than the first one")
-                one = put(self._model.store, run.outputs.pop(at))
-                kept.append(one)
-                if at not in live:
-                    kept[at] = blank(one)
-                    drop(one)
+                kept.append(made[at] if at in live else drop(made[at]))
 
         for _ in self._each(run_one):
             pass
