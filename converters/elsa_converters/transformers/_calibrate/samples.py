@@ -42,19 +42,12 @@ def read_batches(
             _refuse_length(options)
             return given
         texts = [Text(text) for text in given[: options.samples or SAMPLES]]
-    size = 1 if has_experts(model) else batch_size(len(texts))
-    parts = [texts[at : at + size] for at in range(0, len(texts), size)]
-    return tokenize(parts, folder, model, options.length or LENGTH)
+    return tokenize(texts, folder, model, options.length or LENGTH, batch_size(len(texts)))
 
 
 def _refuse_length(options: CalibrationOptions) -> None:
     if options.length is not None:
         raise InvalidOption("the samples are no text", "{length} needs text")
-
-
-def has_experts(model: nn.Module) -> bool:
-    """Whether some tensors hold a matrix for each expert, which sees tokens of padding, too."""
-    return any(tensor.ndim == 3 and "expert" in name for name, tensor in model.named_parameters())
 
 
 def batch_size(count: int) -> int:

@@ -13,11 +13,17 @@ from elsa_converters._errors import InvalidData
 from elsa_converters.transformers._calibrate.text import Text
 from elsa_converters.transformers._text import from_pretrained
 
+FILES = "tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken.json"
+"""What tokenizers are stored as; without any, transformers makes one that knows no words."""
+
 
 def tokenize(
-    parts: Sequence[Sequence[Text]], folder: Path, model: nn.Module, length: int
+    texts: Sequence[Text], folder: Path, model: nn.Module, length: int, size: int
 ) -> list[dict[str, Tensor]]:
-    """The arguments for each batch of texts, each cut to a length and padded to the longest."""
+    """The arguments for batches of texts, each cut to a length and padded to the longest.
+
+    Experts cannot tell padding from other tokens: batches for them hold texts of one length.
+    """
     config: Any = getattr(model, "config", None)
     if config is None:
         raise InvalidData(f"{folder}: the model takes no text; expected arrays (.npz, .npy)")
@@ -25,6 +31,8 @@ def tokenize(
     if "input_ids" not in accepted:
         first = getattr(model, "main_input_name", next(iter(accepted)))
         raise InvalidData(f"{folder}: the model takes {first}, no text; expected arrays (.npz)")
+    if not any(found for pattern in FILES for found in folder.glob(pattern)):
+        raise InvalidData(f"{folder}: has no tokenizer; expected batches of token numbers")
     tokenizer = from_pretrained(AutoTokenizer, str(folder))
     tokenizer.padding_side = tokenizer.truncation_side = "right"
     if tokenizer.pad_token is None:
@@ -50,8 +58,14 @@ def tokenize(
             )
         return {name: tensor for name, tensor in found.items() if name in accepted}
 
+    groups = [list(texts)]
+    if has_experts(model):
+        lengths: dict[int, list[Text]] = {}
+        for text in texts:
+            lengths.setdefault(encode([text.text])["input_ids"].shape[1], []).append(text)
+        groups = [lengths[tokens] for tokens in sorted(lengths)]
     batches = []
-    for some in parts:
+    for some in (group[at : at + size] for group in groups for at in range(0, len(group), size)):
         batch = encode([text.text for text in some])
         if getattr(config, "is_encoder_decoder", False):
             given = encode([text.text if text.target is None else text.target for text in some])
@@ -75,3 +89,8 @@ def _shifted(given: dict[str, Tensor], model: Any, folder: Path) -> dict[str, Te
         "decoder_input_ids": torch.cat([first, ids[:, :-1]], 1),
         "decoder_attention_mask": torch.cat([torch.ones_like(first), mask[:, :-1]], 1),
     }
+
+
+def has_experts(model: nn.Module) -> bool:
+    """Whether some tensors hold a matrix for each expert."""
+    return any(tensor.ndim == 3 and "expert" in name for name, tensor in model.named_parameters())
