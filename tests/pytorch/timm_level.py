@@ -42,6 +42,7 @@ class Finder(MetaPathFinder, Loader):
 
 sys.meta_path.append(Finder())  # last: a torchvision that is there is used
 
+import numpy  # noqa: E402
 import timm  # noqa: E402
 import torch  # noqa: E402
 from decoder import content, decode  # noqa: E402
@@ -59,3 +60,22 @@ for name in ("resnet10t", "vit_tiny_patch16_224"):
     load_level(other, path, level=1)
     assert {n: content(t) for n, t in other.state_dict().items()} == decode(path, 1)
     print(name)
+
+from timm.models import save_for_hf  # noqa: E402
+
+model = timm.create_model("test_resnet", num_classes=10).eval()
+save_for_hf(model, folder / "dense", safe_serialization=True)
+pictures = torch.randn(32, 3, 48, 48)
+numpy.save(folder / "pictures.npy", pictures.numpy())
+report = elsa_format.pack(
+    folder / "dense", folder / "packed", sparsities=[75, 50], calibrate=folder / "pictures.npy"
+)
+with torch.no_grad():
+    held = pictures.unflatten(0, (16, 2))[7::8].flatten(0, 1)
+    expected = model(held)
+    load_level(model, folder / "packed", level=1)
+    found = model(held)
+error = float((found - expected).norm() / expected.norm())
+assert abs(report.profile.levels[0].metrics["relative_error"] / error - 1) < 1e-4
+assert report.profile.levels[0].metrics["agreement"] >= 0
+print("test_resnet")
