@@ -20,9 +20,9 @@ def calibration(
 
     >>> from fractions import Fraction
     >>> options = CalibrationOptions(levels=[Fraction(1, 2)])
-    >>> calibration("no-model", ["A text."], options)
+    >>> calibration("no-model", ["A text."], options)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    FileNotFoundError: [Errno 2] No such file or directory: 'no-model'
+    FileNotFoundError: [Errno 2] No such file or directory: ...
 
     Args:
         source: The directory, as `save_pretrained` writes it, or timm's `save_for_hf`.
