@@ -107,7 +107,9 @@ def calibrated(text: str) -> str:
     first = next(table for table in tables(text) if table.section == "Results")
     rows = {row["level"].partition(",")[0]: row for row in reversed(first.rows)}
     levels = ("90 %", "80 %", "70 %", "50 %", "dense")
-    (original,) = re.findall(r"^PP-OCRv4.*characters right, %; original (\S+)\.$", text, re.MULTILINE)
+    (original,) = re.findall(
+        r"^PP-OCRv4.*characters right, %; original (\S+)\.$", text, re.MULTILINE
+    )
     lines = ["| | " + " | ".join(levels) + " |", "| --- |" + " --- |" * len(levels)]
     for label, method in (("by magnitude", "magnitude"), ("calibrated", "nested")):
         (column,) = (name for name in first.rows[0] if re.fullmatch(rf"{method} \(\d\)", name))
