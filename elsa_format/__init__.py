@@ -16,7 +16,7 @@ if sys.byteorder != "little":  # weights are masked where they lie, as the machi
 
 TYPE_CHECKING = False  # as in typing, which would have to be imported
 if TYPE_CHECKING:
-    from elsa_format._container.header import TensorInfo
+    from elsa_format._container import TensorInfo
     from elsa_format._counters import embed_counters, mask_level, read_counters
     from elsa_format._deprecated import Delivery, open_delivery
     from elsa_format._digest import level_digest
@@ -139,7 +139,7 @@ _HOMES = {
     "Profile": "_profile",
     "Report": "_verify",
     "ShipReport": "_ship",
-    "TensorInfo": "_container.header",
+    "TensorInfo": "_container",
     "embed_counters": "_counters",
     "evaluate": "_evaluate",
     "extract": "_extract",

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from elsa_format._container.header import TensorInfo
+from elsa_format._container import TensorInfo
 from elsa_format._container.index import index_bytes, is_index, is_url, shard_names
 from elsa_format._directory import weights_file
 from elsa_format._directory.target import DirectoryTarget, weights_in

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from elsa_format._container import TensorInfo
 from elsa_format._container.dtypes import of_array
-from elsa_format._container.header import TensorInfo
 from elsa_format._counters import compact
 from elsa_format._errors import DigestMismatch
 from elsa_format._memory import give_block, take_block

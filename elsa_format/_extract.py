@@ -7,7 +7,7 @@ from typing import Any
 
 from elsa_format import _level_document
 from elsa_format._choose import LevelChoice, Metrics, check_layout, choose_level
-from elsa_format._container.header import TensorInfo
+from elsa_format._container import TensorInfo
 from elsa_format._container.index import is_index, is_url
 from elsa_format._container.json import parse_document
 from elsa_format._destination import check_shard_size, group_tensors, open_destination

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from elsa_format._container import RESERVED, Header, TensorInfo
 from elsa_format._container.dtypes import DTYPES
-from elsa_format._container.header import RESERVED, Header, TensorInfo
 from elsa_format._container.index import Index
 from elsa_format._container.json import (
     MAX_OFFSET,

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from elsa_format import _level_document
-from elsa_format._container.header import (
+from elsa_format._container import (
     ALIGNMENT,
     LENGTH_BYTES,
     TensorInfo,

@@ -7,7 +7,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from elsa_format._container.header import TensorInfo, as_array
+from elsa_format._container import TensorInfo, as_array
 from elsa_format._counters import NOT_ZERO
 from elsa_format._digest import LevelDigests, compare_digest
 from elsa_format._errors import ChecksumMismatch, Truncated

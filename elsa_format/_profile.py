@@ -11,7 +11,7 @@ from typing import Any, Literal, SupportsIndex
 
 import xxhash
 
-from elsa_format._container.header import RESERVED, Header, TensorInfo
+from elsa_format._container import RESERVED, Header, TensorInfo
 from elsa_format._container.json import MAX_SAFE_INTEGER, check_version, dump, parse_document
 from elsa_format._counters import MAX_BITS, NOT_ZERO
 from elsa_format._errors import (

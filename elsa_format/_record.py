@@ -12,9 +12,9 @@ from typing import Any
 
 import xxhash
 
+from elsa_format import _container as container
 from elsa_format import _profile
-from elsa_format._container import header as container
-from elsa_format._container.header import LENGTH_BYTES, Header, TensorInfo, serialize
+from elsa_format._container import LENGTH_BYTES, Header, TensorInfo, serialize
 from elsa_format._container.index import index_bytes, is_index, is_url, shard_names
 from elsa_format._container.json import MAX_SAFE_INTEGER, dump, parse_document
 from elsa_format._destination import Destination, open_destination, sibling

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elsa_format import _kernels
-from elsa_format._container.header import LENGTH_BYTES, TensorInfo
+from elsa_format._container import LENGTH_BYTES, TensorInfo
 from elsa_format._counters import refuse_unpackable
 from elsa_format._digest import LevelDigests, compare_digest
 from elsa_format._errors import (

@@ -12,8 +12,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from elsa_format import _kernels
-from elsa_format._container.dtypes import of_array
-from elsa_format._container.header import (
+from elsa_format._container import (
     DOCUMENTS,
     LENGTH_BYTES,
     RESERVED,
@@ -21,6 +20,7 @@ from elsa_format._container.header import (
     lay_out,
     serialize,
 )
+from elsa_format._container.dtypes import of_array
 from elsa_format._container.json import MAX_SAFE_INTEGER
 from elsa_format._counters import MAX_BITS, bits_for, check_bits, refuse_unpackable
 from elsa_format._destination import Destination, open_destination

@@ -4,11 +4,10 @@ These names are as public as those of `elsa_format` itself; its modules with an 
 """
 
 from elsa_format._choose import LevelChoice, choose_level
+from elsa_format._container import SNIFFED, TensorInfo, as_array, other_format
 from elsa_format._container.dtypes import DTYPES, Dtype, of_array
-from elsa_format._container.header import TensorInfo, as_array
 from elsa_format._container.index import is_index, is_url
 from elsa_format._container.json import dump, is_text
-from elsa_format._container.other_format import SNIFFED, other_format
 from elsa_format._counters import mask_into
 from elsa_format._deprecated import commit_outputs
 from elsa_format._digest import digest_of_lines, tensor_line

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from elsa_format._container.header import TensorInfo
+from elsa_format._container import SNIFFED, TensorInfo, other_format
 from elsa_format._container.json import dump, is_text, parse_document
-from elsa_format._container.other_format import SNIFFED, other_format
 from elsa_format._errors import InvalidIndex, InvalidJson, InvalidOption, UnsafePath
 
 SUFFIX = ".index.json"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import xxhash
 
-from elsa_format._container.header import LENGTH_BYTES, MAX_HEADER, read_header
+from elsa_format._container import LENGTH_BYTES, MAX_HEADER, read_header
 from elsa_format._container.index import is_url
 from elsa_format._delivery import document as _document
 from elsa_format._delivery.prefix import COPIED, Prefix

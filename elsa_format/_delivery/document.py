@@ -8,8 +8,8 @@ from typing import Any
 
 import xxhash
 
+from elsa_format._container import LENGTH_BYTES, MAX_HEADER, Header, TensorInfo, serialize
 from elsa_format._container.dtypes import DTYPES
-from elsa_format._container.header import LENGTH_BYTES, MAX_HEADER, Header, TensorInfo, serialize
 from elsa_format._container.json import check_version, dump, parse_document
 from elsa_format._errors import ChecksumMismatch, InvalidDelivery, NotElsa, TrailingData
 from elsa_format._profile import KEY as PROFILE

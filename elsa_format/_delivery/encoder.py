@@ -10,7 +10,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from elsa_format._container.header import LENGTH_BYTES, Header, TensorInfo
+from elsa_format._container import LENGTH_BYTES, Header, TensorInfo
 from elsa_format._delivery.codec import Bytes, encode_nested, encode_plain
 from elsa_format._delivery.payloads import CHECKSUM, SIZE, index_bytes
 from elsa_format._delivery.sequences import BlockPlan, Place, Sequence

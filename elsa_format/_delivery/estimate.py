@@ -3,8 +3,8 @@
 import math
 from collections.abc import Mapping
 
+from elsa_format._container import TensorInfo
 from elsa_format._container.dtypes import Dtype
-from elsa_format._container.header import TensorInfo
 from elsa_format._profile import Profile, variant_name
 
 HEAD, ENTRY, LEVEL = 600, 40, 60

@@ -10,8 +10,8 @@ from contextlib import closing
 import xxhash
 
 from elsa_format import _profile
-from elsa_format._container.header import LENGTH_BYTES, Header, Readable
-from elsa_format._container.header import parse as parse_header
+from elsa_format._container import LENGTH_BYTES, Header, Readable
+from elsa_format._container import parse as parse_header
 from elsa_format._delivery import document as _document
 from elsa_format._delivery.payloads import Payloads, read_at
 from elsa_format._delivery.sequences import BlockPlan

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from elsa_format._container.header import as_array
+from elsa_format._container import as_array
 from elsa_format._delivery.blocks import BlockDecoder, Blocks, Words, at_once
 from elsa_format._delivery.prefix import Growing, Prefix
 from elsa_format._delivery.sequences import Sequence

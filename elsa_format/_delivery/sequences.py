@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from elsa_format._container import Header, TensorInfo
 from elsa_format._container.dtypes import Dtype
-from elsa_format._container.header import Header, TensorInfo
 from elsa_format._profile import Profile, variant_name
 
 BATCH = 1 << 17

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from elsa_format._container.header import DOCUMENTS, RESERVED, Header, TensorInfo
+from elsa_format._container import DOCUMENTS, RESERVED, Header, TensorInfo
 from elsa_format._counters import MAX_BITS, NOT_ZERO
 from elsa_format._errors import InvalidOption, NoSuchLevel, NotElsa
 from elsa_format._layouts import LayoutName, TensorMask

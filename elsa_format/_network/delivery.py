@@ -7,7 +7,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from elsa_format._container.header import Header, TensorInfo
+from elsa_format._container import Header, TensorInfo
 from elsa_format._delivery.prefix import Growing, Prefix
 from elsa_format._delivery.reader import Delivery, NestedArrays
 from elsa_format._errors import InvalidOption

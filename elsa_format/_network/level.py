@@ -12,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from elsa_format._container.header import (
+from elsa_format._container import (
     RESERVED,
     Header,
     TensorInfo,

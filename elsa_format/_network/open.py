@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from elsa_format import _level_document, _profile
-from elsa_format._container.header import Header, check_size, read_header
+from elsa_format._container import Header, check_size, read_header
 from elsa_format._container.index import Index, is_index
 from elsa_format._delivery.document import is_delivery
 from elsa_format._directory import weights_file

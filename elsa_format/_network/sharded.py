@@ -8,7 +8,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from elsa_format._container.header import Header, TensorInfo, VirtualHeader
+from elsa_format._container import Header, TensorInfo, VirtualHeader
 from elsa_format._layouts import LayoutName
 from elsa_format._network.base import Kind, Network, TensorBytes
 from elsa_format._profile import LevelNumber, Profile

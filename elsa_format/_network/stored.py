@@ -7,7 +7,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from elsa_format._container.header import TensorInfo
+from elsa_format._container import TensorInfo
 from elsa_format._errors import TrailingData
 from elsa_format._network.base import Network, TensorBytes
 from elsa_format._profile import LevelNumber

@@ -17,8 +17,8 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from numpy.typing import NDArray
 
+from elsa_format._container import TensorInfo
 from elsa_format._container.dtypes import of_array
-from elsa_format._container.header import TensorInfo
 from elsa_format._container.index import is_url
 from elsa_format._counters import Words, refuse_unpackable, words_of
 from elsa_format._directory import is_directory

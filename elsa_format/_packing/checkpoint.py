@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from elsa_format._container import RESERVED, SNIFFED, Header, TensorInfo
 from elsa_format._container.dtypes import of_array
-from elsa_format._container.header import RESERVED, Header, TensorInfo
 from elsa_format._container.index import Index, is_index, is_url, shards_suffix
-from elsa_format._container.other_format import SNIFFED
 from elsa_format._counters import Words
 from elsa_format._directory import weights_file
 from elsa_format._errors import (

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elsa_format import _kernels
+from elsa_format._container import TensorInfo, lay_out
 from elsa_format._container.dtypes import DTYPES, Dtype
-from elsa_format._container.header import TensorInfo, lay_out
 from elsa_format._counters import Words
 from elsa_format._errors import InfeasibleLevels
 from elsa_format._memory import BLOCK

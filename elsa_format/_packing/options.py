@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, TypedDict, cast, get_args
 
-from elsa_format._container.header import TensorInfo
+from elsa_format._container import TensorInfo
 from elsa_format._counters import MAX_LEVELS, ROUNDINGS, Rounding
 from elsa_format._errors import ConflictingOptions, NoSuchTensor
 from elsa_format._options import check_int, one_of, strings

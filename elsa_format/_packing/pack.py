@@ -10,7 +10,7 @@ from typing import Unpack
 
 import numpy as np
 
-from elsa_format._container.header import TensorInfo
+from elsa_format._container import TensorInfo
 from elsa_format._container.index import is_index, is_url
 from elsa_format._container.json import is_text
 from elsa_format._counters import MAX_LEVELS, Embedding, Words, bits_for, check_bits

@@ -8,7 +8,7 @@ from typing import IO, Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from elsa_format._container.header import Readable
+from elsa_format._container import Readable
 
 Source = str | os.PathLike[str] | IO[bytes]
 """A path, a URL, or a readable binary stream, which need not seek."""

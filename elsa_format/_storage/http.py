@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from elsa_format._container.header import LENGTH_BYTES, MAX_HEADER, Readable
+from elsa_format._container import LENGTH_BYTES, MAX_HEADER, Readable
 from elsa_format._container.index import redact
 from elsa_format._errors import InputChanged, RemoteError
 from elsa_format._storage.base import Reader

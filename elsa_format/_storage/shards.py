@@ -5,7 +5,7 @@ from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote
 
-from elsa_format._container.header import MAX_HEADER, read_exactly
+from elsa_format._container import MAX_HEADER, read_exactly
 from elsa_format._container.index import Index, is_url, redact
 from elsa_format._container.index import parse as parse_index
 from elsa_format._errors import InvalidIndex, UnsafePath
