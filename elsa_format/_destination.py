@@ -129,8 +129,11 @@ def _stored_weights(url: str) -> str:
 
 def _size(place: Place) -> int:
     """Bytes of a file, of an index with its shards."""
-    with contextlib.closing(open_storage(place)) as storage:
-        size = storage.size or 0
+    if not is_url(place):
+        size = os.path.getsize(place)
+    else:
+        with open_storage(place) as storage:
+            size = storage.size or 0
     if is_index(place):
         size += sum(_size(sibling(place, name)) for name in read_index(place)[0].files)
     return size

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from elsa_format._delivery.sequences import Sequence
 from elsa_format._errors import ChecksumMismatch, InvalidDelivery, Truncated
-from elsa_format._storage.base import PositionedStorage
+from elsa_format._storage import PositionedStorage
 
 SIZE = 3
 """Bytes of a size in the index."""

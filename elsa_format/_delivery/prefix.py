@@ -5,7 +5,6 @@ import sys
 import tempfile
 import zlib
 from _thread import allocate_lock
-from contextlib import closing
 
 import xxhash
 
@@ -18,8 +17,7 @@ from elsa_format._delivery.sequences import BlockPlan
 from elsa_format._errors import ChecksumMismatch, Incomplete, InvalidDelivery
 from elsa_format._options import Limit
 from elsa_format._profile import LevelNumber, Profile
-from elsa_format._storage import Reader, Storage
-from elsa_format._storage.base import PositionedStorage, Window
+from elsa_format._storage import PositionedStorage, Reader, Storage, Window
 from elsa_format._storage.local import StreamStorage
 
 COPIED = 1 << 18
@@ -50,7 +48,7 @@ class Growing(StreamStorage):
         with self._growth:
             if self.have >= stop:
                 return self.have
-            with closing(self._upstream.reader(self.have, stop)) as reader:
+            with self._upstream.reader(self.have, stop) as reader:
                 while self.have < stop and (data := reader.read(min(stop - self.have, COPIED))):
                     self._write(self.have - self._offset, memoryview(data))
                     self.have += len(data)
@@ -94,7 +92,7 @@ class _Front:
 
     def read(self, size: int, /) -> bytes:
         start = self._position
-        with closing(self._storage.reader(start, start + size)) as reader:
+        with self._storage.reader(start, start + size) as reader:
             data = reader.read(size)
         self._position += len(data)
         return data

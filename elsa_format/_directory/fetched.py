@@ -1,6 +1,5 @@
 """A model directory to fetch: what its list says, and its side files, which appear whole."""
 
-import contextlib
 import hashlib
 import os
 from collections.abc import Iterable
@@ -78,9 +77,9 @@ class SideFile:
             assert isinstance(self.source, bytes)
             yield self.source
             return
-        stack.enter_context(contextlib.closing(storage))
+        stack.enter_context(storage)
         stop = self.entry.size + 1  # what is longer is seen, and not read to its end
-        reader = stack.enter_context(contextlib.closing(storage.reader(0, stop)))
+        reader = stack.enter_context(storage.reader(0, stop))
         while data := reader.read(COPIED):
             yield data
 

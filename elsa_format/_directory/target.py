@@ -1,6 +1,5 @@
 """A model directory as an output: weights, and copies of all that another directory has besides."""
 
-import contextlib
 import errno
 import filecmp
 import os
@@ -117,8 +116,8 @@ def _holds(place: str, path: Path) -> bool:
         return os.path.exists(place) and filecmp.cmp(path, place, shallow=False)
     try:
         with (
-            contextlib.closing(open_storage(place)) as storage,
-            contextlib.closing(storage.reader(0, sys.maxsize)) as reader,
+            open_storage(place) as storage,
+            storage.reader(0, sys.maxsize) as reader,
             open(path, "rb") as file,
         ):
             if storage.size != os.fstat(file.fileno()).st_size:

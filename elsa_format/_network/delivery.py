@@ -14,8 +14,7 @@ from elsa_format._errors import InvalidOption
 from elsa_format._network.base import Kind, Network, TensorBytes
 from elsa_format._options import Limit
 from elsa_format._profile import LevelNumber
-from elsa_format._storage import Storage
-from elsa_format._storage.base import PositionedStorage
+from elsa_format._storage import PositionedStorage, Storage
 
 
 @dataclass(frozen=True, eq=False)

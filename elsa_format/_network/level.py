@@ -28,7 +28,8 @@ from elsa_format._level_document import LevelFile
 from elsa_format._network.base import Kind, TensorBytes
 from elsa_format._network.stored import StoredNetwork
 from elsa_format._profile import Level, LevelNumber, Profile
-from elsa_format._storage import Reader, SpooledStorage, Storage
+from elsa_format._storage import Closing, Reader, Storage
+from elsa_format._storage.local import SpooledStorage
 
 VALUES = part_name("values", "")
 """How the parts that every sparse layout has are called."""
@@ -153,7 +154,7 @@ class _SparseBytes(TensorBytes):
         for name in self._network.profile.nested:
             info = self._network.header.tensors[name]
             if not info.nbytes:
-                with contextlib.closing(self._sparse(info)) as tensor:
+                with self._sparse(info) as tensor:
                     tensor.finish()
 
     def close(self) -> None:
@@ -162,7 +163,7 @@ class _SparseBytes(TensorBytes):
             self._tensor = None
 
 
-class _SparseTensor:
+class _SparseTensor(Closing):
     """One tensor, read sequentially."""
 
     def __init__(

@@ -11,7 +11,8 @@ from elsa_format._container import TensorInfo
 from elsa_format._errors import TrailingData
 from elsa_format._network.base import Network, TensorBytes
 from elsa_format._profile import LevelNumber
-from elsa_format._storage import Reader, SpooledStorage, Storage
+from elsa_format._storage import Reader, Storage
+from elsa_format._storage.local import SpooledStorage
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,6 +1,5 @@
 """Files on this machine, and streams that callers hand over."""
 
-import contextlib
 import errno
 import io
 import mmap
@@ -15,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elsa_format._errors import InputChanged
-from elsa_format._storage.base import PositionedStorage, Reader, Storage, stream_name
+from elsa_format._storage import PositionedStorage, Reader, Storage
 from elsa_format._threads import Renewed
 
 
@@ -129,10 +128,9 @@ class StreamStorage(PositionedStorage, Renewed):
 class PipeStorage(PositionedStorage):
     """A stream that is read once, from where it is to its end."""
 
-    size = None
-
-    def __init__(self, stream: IO[bytes], name: str, *, owned: bool = False) -> None:
-        self.name, self._stream, self._owned = name, stream, owned
+    def __init__(self, stream: IO[bytes], name: str | None = None, *, owned: bool = False) -> None:
+        self.name = stream_name(stream) if name is None else name
+        self._stream, self._owned = stream, owned
         self.position = 0
         """Bytes that were read."""
 
@@ -163,7 +161,7 @@ class SpooledStorage(StreamStorage):
         self._offset = start
         # Closed when it is no longer used; it has no name.
         file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
-        with contextlib.closing(pipe.reader(start, sys.maxsize)) as reader:
+        with pipe.reader(start, sys.maxsize) as reader:
             while block := reader.read(1 << 20):
                 view = memoryview(block)
                 while view:
@@ -173,6 +171,14 @@ class SpooledStorage(StreamStorage):
 
     def close(self) -> None:
         self._stream.close()
+
+
+def stream_name(stream: IO[bytes]) -> str:
+    """A name for messages."""
+    if stream is getattr(sys.stdin, "buffer", None):
+        return "<stdin>"
+    name = getattr(stream, "name", None)
+    return name if isinstance(name, str) else "<stream>"
 
 
 def _is_plain_file(stream: IO[bytes]) -> bool:
