@@ -92,7 +92,7 @@ NAMES = {
     "elsa_format._container": "MAX_HEADER check_size lay_out parse read_header serialize",
     "elsa_format._delivery.blocks": "at_once",
     "elsa_format._delivery.codec": "decode_nested encode_nested",
-    "elsa_format._delivery.document": "DELIVERY_BLOCK header_bytes is_delivery",
+    "elsa_format._delivery.document": "DELIVERY_BLOCK header_bytes",
     "elsa_format._delivery.estimate": "estimated_downloads",
     "elsa_format._layouts": "LAYOUT_NAMES LayoutName",
     "elsa_format._level_reader": "LevelReader",

@@ -8,7 +8,7 @@ import re
 from codecs import getincrementaldecoder
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,9 @@ RESERVED = "__elsa__."
 """How names begin that only the format itself gives."""
 DOCUMENTS = ("elsa", "elsa_level", "elsa_delivery")
 """Entries of the metadata that say what kind of file it is: an ELSA, level or delivery file."""
+DELIVERED = "__elsa__.delivery"
+"""The only tensor of a delivery file."""
+Kind = Literal["elsa", "level", "delivery"]
 
 
 class Readable(Protocol):
@@ -91,6 +94,18 @@ class Header:
     def data_size(self) -> int:
         """Bytes of the data section."""
         return sum(info.nbytes for info in self.tensors.values())
+
+    @property
+    def kind(self) -> Kind:
+        """What the file is to be read as.
+
+        An ELSA file may have any metadata, but not a delivery file's tensor; what has neither its
+        own document nor that tensor is a broken delivery file.
+        """
+        elsa, level, delivery = (key in self.metadata for key in DOCUMENTS)
+        if delivery and (DELIVERED in self.tensors or not elsa):
+            return "delivery"
+        return "level" if level and not elsa else "elsa"
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ class Copy(PositionedStorage):
         self.name = self._remote.name
         header = read_header(self._remote.front(), self.name, self._limit)
         self.read += header.data_start
-        if shard and not _document.is_delivery(header):
+        if shard and header.kind != "delivery":
             raise InvalidIndex(
                 f"{self.name}: is not a delivery file, as all shards of its index must be"
             )

@@ -8,15 +8,20 @@ from typing import Any
 
 import xxhash
 
-from elsa_format._container import LENGTH_BYTES, MAX_HEADER, Header, TensorInfo, serialize
+from elsa_format._container import (
+    DELIVERED,
+    LENGTH_BYTES,
+    MAX_HEADER,
+    Header,
+    TensorInfo,
+    serialize,
+)
 from elsa_format._container.dtypes import DTYPES
 from elsa_format._container.json import check_version, dump, parse_document
 from elsa_format._errors import ChecksumMismatch, InvalidDelivery, NotElsa, TrailingData
-from elsa_format._profile import KEY as PROFILE
 from elsa_format._profile import ZEROS, header_checksum
 
 KEY = "elsa_delivery"
-TENSOR = "__elsa__.delivery"
 VERSION = "1.0"
 BLOCK = 17
 """log₂ of the words in a block, as a Writer has it."""
@@ -62,14 +67,6 @@ class Document:
         return sum(end <= length for end in self.ends[2:])
 
 
-def is_delivery(header: Header) -> bool:
-    """Whether a file with this header is to be read as a delivery file.
-
-    An ELSA file may have any metadata, but no such tensor; what has neither is a broken one.
-    """
-    return KEY in header.metadata and (TENSOR in header.tensors or PROFILE not in header.metadata)
-
-
 def parse(header: Header, where: str) -> Document:
     """The document in a header, checked in the order of delivery-1.0 §10."""
     text = header.metadata.get(KEY)
@@ -110,9 +107,9 @@ def _integer(document: Mapping[str, Any], field: str, low: int, high: int, where
 
 
 def _check_tensor(tensors: Mapping[str, TensorInfo], size: int, where: str) -> None:
-    info = tensors.get(TENSOR)
+    info = tensors.get(DELIVERED)
     if len(tensors) != 1 or info is None or info.dtype.name != "U8" or len(info.shape) != 1:
-        raise InvalidDelivery(f"{where}: the file does not hold one tensor {TENSOR!r} of bytes")
+        raise InvalidDelivery(f"{where}: the file does not hold one tensor {DELIVERED!r} of bytes")
     if info.nbytes != size:
         raise InvalidDelivery(f"{where}: parts of {size} bytes in a tensor of {info.nbytes}")
 
@@ -123,7 +120,7 @@ def header_bytes(block: int, parts: Sequence[int], source: int, head: str) -> by
     def written(checksum: str) -> bytes:
         document = {"block": block, "head": head, "header": f"xxh3:{checksum}"}
         document |= {"parts": list(parts), "source": source, "version": VERSION}
-        info = TensorInfo(TENSOR, DTYPES["U8"], (sum(parts),))
-        return serialize({TENSOR: info}, {KEY: dump(document)})
+        info = TensorInfo(DELIVERED, DTYPES["U8"], (sum(parts),))
+        return serialize({DELIVERED: info}, {KEY: dump(document)})
 
     return written(xxhash.xxh3_64_hexdigest(written(ZEROS)[LENGTH_BYTES:]))

@@ -7,11 +7,11 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from elsa_format._container import Header, TensorInfo
+from elsa_format._container import Header, Kind, TensorInfo
 from elsa_format._delivery.prefix import Growing, Prefix
 from elsa_format._delivery.reader import Delivery, NestedArrays
 from elsa_format._errors import InvalidOption
-from elsa_format._network.base import Kind, Network, TensorBytes
+from elsa_format._network.base import Network, TensorBytes
 from elsa_format._options import Limit
 from elsa_format._profile import LevelNumber
 from elsa_format._storage import PositionedStorage, Storage

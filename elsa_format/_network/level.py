@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from elsa_format._container import (
     RESERVED,
     Header,
+    Kind,
     TensorInfo,
     VirtualHeader,
     check_size,
@@ -25,7 +26,7 @@ from elsa_format._errors import InvalidLayout, InvalidOption, Truncated
 from elsa_format._layouts import LAYOUTS, Elements, LayoutName, part_name
 from elsa_format._layouts.base import Decoder
 from elsa_format._level_document import LevelFile
-from elsa_format._network.base import Kind, TensorBytes
+from elsa_format._network.base import TensorBytes
 from elsa_format._network.stored import StoredNetwork
 from elsa_format._profile import Level, LevelNumber, Profile
 from elsa_format._storage import Closing, Reader, Storage
