@@ -10,8 +10,7 @@ from elsa_format._choose import LevelChoice, Metrics, check_layout, choose_level
 from elsa_format._container import TensorInfo
 from elsa_format._container.index import is_index, is_url
 from elsa_format._container.json import parse_document
-from elsa_format._destination import check_shard_size, group_tensors, open_destination
-from elsa_format._directory.target import in_directory
+from elsa_format._destination import check_shard_size, group_tensors, in_directory, open_destination
 from elsa_format._errors import InvalidOption
 from elsa_format._kernels import mask
 from elsa_format._layouts import LAYOUTS, LayoutName, Piece

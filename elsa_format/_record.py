@@ -17,9 +17,8 @@ from elsa_format import _profile
 from elsa_format._container import LENGTH_BYTES, Header, TensorInfo, serialize
 from elsa_format._container.index import index_bytes, is_index, is_url, shard_names
 from elsa_format._container.json import MAX_SAFE_INTEGER, dump, parse_document
-from elsa_format._destination import Destination, open_destination, sibling
+from elsa_format._destination import Destination, in_directory, open_destination, sibling
 from elsa_format._directory import weights_file
-from elsa_format._directory.target import in_directory
 from elsa_format._errors import FormatError, InputChanged, InvalidOption
 from elsa_format._level_reader import copy_data
 from elsa_format._metrics import BETTER, Metric

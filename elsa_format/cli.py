@@ -18,8 +18,7 @@ from click.shell_completion import CompletionItem
 
 from elsa_format import __version__
 from elsa_format._container.index import is_index, is_url, shown
-from elsa_format._destination import written_size
-from elsa_format._directory.target import goes_to_directory
+from elsa_format._destination import goes_to_directory, written_size
 from elsa_format._errors import ElsaError, MissingExtra, escape
 from elsa_format._installed import install_command
 from elsa_format._kernels import NATIVE, kernels

@@ -39,7 +39,7 @@ MODULES = {
     "_memory": "elsa_format._memory",
     "_destination": "elsa_format._destination",
     "_manifest": "elsa_format._directory.manifest",
-    "_directory": "elsa_format._directory.target",
+    "_directory": "elsa_format._destination",
     "_atomic": "elsa_format._output.atomic",
     "_pack": "elsa_format._packing.pack",
     "_profile": "elsa_format._profile",

@@ -15,9 +15,8 @@ from elsa_format._container.index import is_index, is_url
 from elsa_format._container.json import is_text
 from elsa_format._counters import MAX_LEVELS, Embedding, Words, bits_for, check_bits
 from elsa_format._delivery.estimate import estimated_downloads
-from elsa_format._destination import check_shard_size, group_tensors
+from elsa_format._destination import DirectoryTarget, check_shard_size, group_tensors, in_directory
 from elsa_format._directory import is_directory
-from elsa_format._directory.target import DirectoryTarget, in_directory
 from elsa_format._errors import (
     ConflictingOptions,
     InfeasibleLevels,
