@@ -5,15 +5,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from elsa_format import _level_document
 from elsa_format._choose import LevelChoice, Metrics, check_layout, choose_level
 from elsa_format._container import TensorInfo
 from elsa_format._container.index import is_index, is_url
-from elsa_format._container.json import parse_document
 from elsa_format._destination import check_shard_size, group_tensors, in_directory, open_destination
 from elsa_format._errors import InvalidOption
 from elsa_format._kernels import mask
 from elsa_format._layouts import LAYOUTS, LayoutName, Piece
+from elsa_format._level_document import KEY
 from elsa_format._level_header import describe_level, level_header
 from elsa_format._level_reader import LevelReader, Proof, copy_data, counted
 from elsa_format._network import Network, PlannedTensor, open_network
@@ -187,10 +186,9 @@ class _Job:
         """What the shards of a level cannot say by themselves, as the digest of the whole."""
         if self.level == "dense":
             return dict(self.network.extra_metadata)
-        described = describe_level(self.network, self.level, self.layout, {})
-        document = parse_document(described, _level_document.KEY)
+        document = describe_level(self.network, self.level, self.layout, {})
         del document["tensors"]
-        return {**self.network.extra_metadata, _level_document.KEY: document}
+        return {**self.network.extra_metadata, KEY: document}
 
     def _pieces(self, reader: LevelReader, planned: PlannedTensor) -> Iterator[Piece]:
         """What one stored tensor contributes to the level file."""

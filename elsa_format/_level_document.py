@@ -10,9 +10,7 @@ from elsa_format._container.dtypes import DTYPES
 from elsa_format._container.index import Index
 from elsa_format._container.json import (
     MAX_OFFSET,
-    MAX_SAFE_INTEGER,
     check_version,
-    dump,
     parse_document,
 )
 from elsa_format._counters import MAX_LEVELS
@@ -21,10 +19,9 @@ from elsa_format._errors import (
     InvalidIndex,
     InvalidLayout,
     NotElsa,
-    UnsupportedFeature,
 )
 from elsa_format._layouts import LAYOUT_NAMES, LAYOUTS, LayoutName, part_name
-from elsa_format._profile import DIGEST, VERSION, Level
+from elsa_format._profile import DIGEST
 from elsa_format._profile import KEY as PROFILE_KEY
 
 KEY = "elsa_level"
@@ -41,36 +38,6 @@ class LevelFile:
     digest: str | None
     tensors: dict[str, TensorInfo] | None
     """The nested tensors, dense; None if they are not told, and no digest can be."""
-
-
-def describe(
-    number: int, entry: Level, layout: LayoutName, nested: Mapping[str, TensorInfo], *, digest: bool
-) -> str:
-    """The metadata entry of a level file; `digest` unless it holds a part of the level only."""
-    for tensor, info in nested.items():
-        if max(info.shape, default=0) > MAX_SAFE_INTEGER:
-            raise UnsupportedFeature(
-                f"tensor {tensor!r}: shape {list(info.shape)}, but the dimensions that a level "
-                f"file can state are at most {MAX_SAFE_INTEGER}"
-            )
-    document: dict[str, Any] = {
-        "version": VERSION,
-        "level": number,
-        "name": entry.name,
-        "layout": layout,
-    }
-    if digest and entry.digest:
-        document["digest"] = entry.digest
-    document["tensors"] = describe_nested(nested)
-    return dump(dict(sorted(document.items())))
-
-
-def describe_nested(nested: Mapping[str, TensorInfo]) -> dict[str, Any]:
-    """The part of the entry that is the same for all levels and layouts."""
-    return {
-        name: {"dtype": info.dtype.name, "shape": info.shape}
-        for name, info in sorted(nested.items())
-    }
 
 
 def parse(header: Header, where: str) -> LevelFile | None:

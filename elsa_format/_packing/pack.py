@@ -14,7 +14,6 @@ from elsa_format._container import TensorInfo
 from elsa_format._container.index import is_index, is_url
 from elsa_format._container.json import is_text
 from elsa_format._counters import MAX_LEVELS, Embedding, Words, bits_for, check_bits
-from elsa_format._delivery.estimate import estimated_downloads
 from elsa_format._destination import DirectoryTarget, check_shard_size, group_tensors, in_directory
 from elsa_format._directory import is_directory
 from elsa_format._errors import (
@@ -25,6 +24,7 @@ from elsa_format._errors import (
     OutputExists,
     TensorMismatch,
 )
+from elsa_format._level_header import estimated_downloads
 from elsa_format._memory import BLOCK, give_block, take_block
 from elsa_format._options import check_int
 from elsa_format._output import Target
