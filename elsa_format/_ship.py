@@ -10,7 +10,7 @@ import xxhash
 
 from elsa_format._container.index import Index, is_index
 from elsa_format._container.json import dump
-from elsa_format._delivery.document import BLOCK, BLOCKS, SUFFIX, header_bytes
+from elsa_format._delivery import BLOCK, BLOCKS, SUFFIX, header_bytes
 from elsa_format._delivery.encoder import DeliveryEncoder
 from elsa_format._destination import in_directory, open_destination, sibling
 from elsa_format._directory import SHIP, weights_file

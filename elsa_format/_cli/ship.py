@@ -3,7 +3,7 @@
 import click
 
 from elsa_format import cli, ship
-from elsa_format._delivery.document import BLOCK, BLOCKS
+from elsa_format._delivery import BLOCK, BLOCKS
 from elsa_format._ship import ShipReport
 
 

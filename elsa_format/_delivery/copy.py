@@ -11,8 +11,7 @@ import xxhash
 
 from elsa_format._container import LENGTH_BYTES, MAX_HEADER, read_header
 from elsa_format._container.index import is_url
-from elsa_format._delivery import document as _document
-from elsa_format._delivery.prefix import COPIED, Prefix
+from elsa_format._delivery import Prefix, parse
 from elsa_format._errors import (
     FormatError,
     Incomplete,
@@ -22,6 +21,7 @@ from elsa_format._errors import (
 from elsa_format._options import Limit
 from elsa_format._output.atomic import unfinished
 from elsa_format._storage import PositionedStorage, Reader, Storage, open_storage, open_url
+from elsa_format._storage.local import COPIED
 from elsa_format._threads import Meter
 
 try:
@@ -82,7 +82,7 @@ class Copy(PositionedStorage):
             raise InvalidIndex(
                 f"{self.name}: is not a delivery file, as all shards of its index must be"
             )
-        self._document = _document.parse(header, self.name)
+        self._document = parse(header, self.name)
         self._document.check_end(self._remote.size, self.name)
         raw = len(header.raw).to_bytes(LENGTH_BYTES, "little") + header.raw
         if self.have > self._document.ends[-1] or raw[: len(local)] != local[: len(raw)]:

@@ -97,24 +97,11 @@ class Payloads:
         """The number of a sequence's first block in this part."""
         return self._first_of[id(sequence)]
 
-    def size(self, number: int) -> int:
-        """Bytes of a payload."""
-        return max(self._place(number)[1] - CHECKSUM, 0)
-
-    def _place(self, number: int) -> tuple[int, int]:
-        """Where the checksum of a payload begins, and the bytes of both; none if it is empty."""
-        piece, inside = divmod(number, PIECE)
-        start, stop = self._load(piece)[inside : inside + 2].tolist()
-        return self._positions[piece] + start, stop - start
-
-    def read(self, number: int, view: NDArray[np.uint8]) -> None:
-        """Fill memory with the checksum of a payload and the payload behind it (ELSA-D-018).
+    def read(self, position: int, view: NDArray[np.uint8]) -> None:
+        """Fill memory with the checksum that is there and the payload behind it (ELSA-D-018).
 
         They are compared before anything is decoded.
         """
-        position, size = self._place(number)
-        if not size:
-            return
         read_at(self.storage, position, view.data)
         self._compare(view.data, view[CHECKSUM:].data, position)
 

@@ -101,7 +101,7 @@ def level_network(storage: Storage, header: Header, document: LevelFile | None) 
         return LevelNetwork(storage.name, header, profile, storage=storage, document=document)
     if storage.size is None:
         storage = SpooledStorage(storage, header.data_start)
-        check_size(header, storage.size, storage.name)
+        check_size(header, storage.keep(), storage.name)
     network = SparseNetwork(
         storage.name,
         _dense_header(header, nested),

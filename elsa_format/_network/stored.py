@@ -41,7 +41,9 @@ class StoredNetwork(Network):
     def rereadable(self) -> Self:
         if self.storage.size is not None:
             return self
-        return replace(self, storage=SpooledStorage(self.storage, self.header.data_start))
+        storage = SpooledStorage(self.storage, self.header.data_start)
+        storage.keep()
+        return replace(self, storage=storage)
 
     def check_unchanged(self) -> None:
         self.storage.check_unchanged()
