@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from elsa_format._kernels import kernels
     from elsa_format._layouts import Bitmask, Csr
     from elsa_format._metrics import Metric
-    from elsa_format._packing.checkpoint import Checkpoint
+    from elsa_format._packing import Checkpoint
     from elsa_format._packing.options import PackOptions
     from elsa_format._packing.pack import PackReport, pack
     from elsa_format._profile import Level, MetricInfo, Profile
@@ -125,7 +125,7 @@ __all__ = [
 
 _HOMES = {
     "Bitmask": "_layouts",
-    "Checkpoint": "_packing.checkpoint",
+    "Checkpoint": "_packing",
     "Csr": "_layouts",
     "Delivery": "_deprecated",
     "FetchReport": "_fetch",

@@ -13,10 +13,10 @@ from elsa_format._destination import check_shard_size, group_tensors, in_directo
 from elsa_format._errors import InvalidOption
 from elsa_format._kernels import mask
 from elsa_format._layouts import LAYOUTS, LayoutName, Piece
-from elsa_format._level_document import KEY
 from elsa_format._level_header import describe_level, level_header
 from elsa_format._level_reader import LevelReader, Proof, copy_data, counted
 from elsa_format._network import Network, open_network
+from elsa_format._network.level import KEY
 from elsa_format._options import check_int, renamed
 from elsa_format._output import Output, Target, names_file
 from elsa_format._profile import LevelLike, LevelNumber, variant_name

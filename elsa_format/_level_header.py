@@ -21,8 +21,8 @@ from elsa_format._container.dtypes import Dtype
 from elsa_format._container.json import MAX_SAFE_INTEGER, dump
 from elsa_format._errors import UnsupportedFeature
 from elsa_format._layouts import LAYOUTS, LayoutName
-from elsa_format._level_document import KEY
 from elsa_format._network import Network
+from elsa_format._network.level import KEY
 from elsa_format._profile import VERSION, LevelNumber, Profile, variant_name
 
 

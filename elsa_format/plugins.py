@@ -19,8 +19,8 @@ from elsa_format._metrics import BETTER
 from elsa_format._network import Network, PlannedTensor, open_network
 from elsa_format._options import renamed
 from elsa_format._output import Output, Target, Transaction, is_special, open_output
+from elsa_format._packing import Checkpoint
 from elsa_format._packing.calibration import Calibration, CalibrationOptions, SolvedTensor
-from elsa_format._packing.checkpoint import Checkpoint
 from elsa_format._profile import LevelLike, LevelNumber, find_level, variant_name
 from elsa_format._shared_writer import Exchange, SharedWriter, Together, alone, open_shared_writer
 from elsa_format._storage import Source

@@ -101,7 +101,7 @@ NAMES = {
     "elsa_format._output": "Transaction open_output",
     "elsa_format._output.atomic": "AtomicFile",
     "elsa_format._packing.calibration": "open_calibration",
-    "elsa_format._packing.checkpoint": "ArrayCheckpoint",
+    "elsa_format._packing": "ArrayCheckpoint",
     "elsa_format._packing.layers": "empty_layers input_axes layer_kind",
     "elsa_format._packing.one_shot": "FEW find_thresholds magnitude_counters",
     "elsa_format._packing.options": "PackFields",

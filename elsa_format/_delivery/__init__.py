@@ -28,8 +28,7 @@ from elsa_format._container import (
 from elsa_format._container import parse as parse_header
 from elsa_format._container.dtypes import DTYPES
 from elsa_format._container.json import check_version, dump, parse_document
-from elsa_format._delivery.payloads import Payloads, read_at
-from elsa_format._delivery.sequences import BlockPlan
+from elsa_format._delivery.parts import BlockPlan, Payloads, read_at
 from elsa_format._errors import (
     ChecksumMismatch,
     Incomplete,

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from elsa_format._delivery import Prefix
 from elsa_format._delivery.codec import Bytes, decode_nested, decode_plain
-from elsa_format._delivery.payloads import CHECKSUM, TOGETHER, Payloads
-from elsa_format._delivery.sequences import Place, Sequence
+from elsa_format._delivery.parts import CHECKSUM, TOGETHER, Payloads, Place, Sequence
 from elsa_format._errors import InvalidDelivery
 from elsa_format._threads import CORES, PATIENCE, Renewed, Task, start
 

@@ -6,14 +6,13 @@ the shards of any of them.
 
 from collections.abc import Callable
 
-from elsa_format import _level_document, _profile
+from elsa_format import _profile
 from elsa_format._container import Header, Kind, check_size, read_header
 from elsa_format._container.index import is_index
 from elsa_format._directory import weights_file
 from elsa_format._errors import InvalidIndex
-from elsa_format._level_document import LevelFile
 from elsa_format._network.base import Network, PlannedTensor, TensorBytes
-from elsa_format._network.level import level_network
+from elsa_format._network.level import LevelFile, level_network, parse_level
 from elsa_format._network.sharded import join_shards
 from elsa_format._network.stored import StoredNetwork
 from elsa_format._options import Limit, renamed
@@ -46,7 +45,7 @@ def open_network(
 
 def open_level(
     source: Source,
-    parse: ParseLevel = _level_document.parse,
+    parse: ParseLevel = parse_level,
     *,
     sequential: bool = False,
     max_bytes: int | None = None,
@@ -76,7 +75,7 @@ class _Opener:
         self,
         limit: Limit,
         kind: Kind | None = None,
-        parse_level: ParseLevel = _level_document.parse,
+        parse_level: ParseLevel = parse_level,
         *,
         sequential: bool = False,
     ) -> None:

@@ -10,14 +10,12 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from elsa_format import _level_document
 from elsa_format._container import Header, Kind, TensorInfo, VirtualHeader
 from elsa_format._container.index import Index
 from elsa_format._errors import CountMismatch, InvalidIndex
 from elsa_format._layouts import LayoutName
-from elsa_format._level_document import LevelFile
 from elsa_format._network.base import Network, TensorBytes
-from elsa_format._network.level import LevelNetwork
+from elsa_format._network.level import KEY, LevelFile, LevelNetwork, level_of_index
 from elsa_format._profile import LevelNumber, Profile, join_profiles
 from elsa_format._storage import Fillable, Source
 from elsa_format._storage.shards import shard_source
@@ -234,7 +232,7 @@ def _join_networks(where: str, shards: Mapping[str, Network], index: Index) -> S
 
 def _join_levels(where: str, shards: Mapping[str, LevelNetwork], index: Index) -> ShardedNetwork:
     """The level, or checkpoint, that shards sorted by file name hold together (spec §10.3)."""
-    stated = _level_document.of_index(index, where)
+    stated = level_of_index(index, where)
     documents = [shard.document for shard in shards.values()]
     whole = stated or next(filter(None, documents), None)
     homes: dict[str, str] = {}
@@ -257,8 +255,7 @@ def _join_levels(where: str, shards: Mapping[str, LevelNetwork], index: Index) -
 def _refuse_other(level: LevelFile | None, whole: LevelFile, where: str) -> None:
     """Refuse a shard that holds something else than the others."""
     if level is None:
-        key = _level_document.KEY
-        raise InvalidIndex(f"{where} has no {key}, which all shards of a level have")
+        raise InvalidIndex(f"{where} has no {KEY}, which all shards of a level have")
     if (level.level, level.name, level.layout) != (whole.level, whole.name, whole.layout):
         raise InvalidIndex(
             f"{where} holds level {level.level} {level.name!r} as {level.layout}, "

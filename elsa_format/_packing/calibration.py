@@ -25,8 +25,8 @@ from elsa_format._directory import is_directory
 from elsa_format._errors import InvalidOption, TensorMismatch
 from elsa_format._memory import BLOCK
 from elsa_format._options import check_int, one_of
+from elsa_format._packing import Checkpoint, array_blocks, plugged_in, same_tensor
 from elsa_format._packing.assignment import Append, Assignment, Counters, specs_of
-from elsa_format._packing.checkpoint import Checkpoint, array_blocks, plugged_in, same_tensor
 from elsa_format._packing.layers import unpruned
 from elsa_format._profile import MetricInfo, variant_name
 from elsa_format._threads import Progress, tell

@@ -28,6 +28,7 @@ from elsa_format._level_header import estimated_downloads
 from elsa_format._memory import BLOCK, give_block, take_block
 from elsa_format._options import check_int
 from elsa_format._output import Target
+from elsa_format._packing import Checkpoint, CheckpointLike, open_checkpoint
 from elsa_format._packing.assignment import Assignment, GivenCounters, NestedCheckpoints
 from elsa_format._packing.calibration import (
     Calibration,
@@ -35,7 +36,6 @@ from elsa_format._packing.calibration import (
     one_shot_notes,
     open_calibration,
 )
-from elsa_format._packing.checkpoint import Checkpoint, CheckpointLike, open_checkpoint
 from elsa_format._packing.layers import empty_layers, transformer_notes
 from elsa_format._packing.one_shot import MagnitudeLevels, PatternLevels
 from elsa_format._packing.options import PackFields, PackOptions, TensorChoice, choose_tensors
