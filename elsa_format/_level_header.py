@@ -23,7 +23,7 @@ from elsa_format._errors import UnsupportedFeature
 from elsa_format._layouts import LAYOUTS, LayoutName
 from elsa_format._network import Network
 from elsa_format._network.level import KEY
-from elsa_format._profile import VERSION, LevelNumber, Profile, variant_name
+from elsa_format._profile import VERSION, LevelNumber, Profile
 
 
 def level_tensors(
@@ -189,11 +189,12 @@ def estimated_downloads(
     counter, and what the coder leaves of signs and exponents.
     """
     levels = len(profile.levels)
-    variants = {variant_name(n, t): t for n in profile.per_level for t in range(1, levels + 1)}
     bits = [8.0 * (HEAD + ENTRY * len(tensors) + LEVEL * levels), *[0.0] * levels]
     for name, info in tensors.items():
         if name not in profile.nested:
-            segment = levels if name in profile.varying else variants.get(name, 1) - 1
+            segment = (
+                levels if name in profile.varying else profile.variants.get(name, ("", 1))[1] - 1
+            )
             bits[segment] += info.elements * _value(info.dtype, 0, SIGN_AND_EXPONENT)
             continue
         counts = [0, *profile.nested[name], info.elements]

@@ -197,6 +197,12 @@ class Profile:
             )
 
     @cached_property
+    def variants(self) -> Mapping[str, tuple[str, int]]:
+        """What is stored once for each level: the tensor and the level, by the stored names."""
+        numbers = range(1, len(self.levels) + 1)
+        return {variant_name(name, t): (name, t) for name in self.per_level for t in numbers}
+
+    @cached_property
     def varying(self) -> frozenset[str]:
         """The per-level tensors, to look names up in."""
         return frozenset(self.per_level)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from elsa_format._container import Header, TensorInfo
 from elsa_format._container.dtypes import Dtype
 from elsa_format._errors import ChecksumMismatch, InvalidDelivery, Truncated
-from elsa_format._profile import Profile, variant_name
+from elsa_format._profile import Profile
 from elsa_format._storage import PositionedStorage
 
 BATCH = 1 << 17
@@ -127,14 +127,13 @@ class BlockPlan:
     def __init__(self, header: Header, profile: Profile, block: int) -> None:
         levels, tensors = len(profile.levels), header.tensors
         parts: list[list[TensorInfo]] = [[] for _ in range(levels + 2)]
-        variants = {variant_name(n, t): t for n in profile.per_level for t in range(1, levels + 1)}
         for name, info in tensors.items():
             if name in profile.nested:
                 parts[0].append(info)
             elif name in profile.varying:
                 parts[levels + 1].append(info)
             else:
-                parts[variants.get(name, 1)].append(info)
+                parts[profile.variants.get(name, ("", 1))[1]].append(info)
         self.levels = levels
         self.nested, *self.plain = (_sequences(infos, block) for infos in parts)
         """Sequences that every part has; those of parts 1…T and the dense part alone."""
