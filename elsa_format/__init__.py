@@ -123,43 +123,30 @@ __all__ = [
 ]
 
 
-_HOMES = {
-    "Bitmask": "_layouts",
-    "Checkpoint": "_packing",
-    "Csr": "_layouts",
-    "Delivery": "_deprecated",
-    "FetchReport": "_fetch",
-    "File": "_file",
-    "Level": "_profile",
-    "LevelSpec": "_writer",
-    "MetricInfo": "_profile",
-    "Metric": "_metrics",
-    "PackOptions": "_packing.options",
-    "PackReport": "_packing.pack",
-    "Profile": "_profile",
-    "Report": "_verify",
-    "ShipReport": "_ship",
-    "TensorInfo": "_container",
-    "embed_counters": "_counters",
-    "evaluate": "_evaluate",
-    "extract": "_extract",
-    "fetch": "_fetch",
-    "inspect": "_inspect",
-    "kernels": "_kernels",
-    "level_digest": "_digest",
-    "load_level": "_file",
-    "mask_level": "_counters",
-    "open": "_file",
-    "open_delivery": "_deprecated",
-    "pack": "_packing.pack",
-    "read_counters": "_counters",
-    "record": "_record",
-    "ship": "_ship",
-    "stream": "_file",
-    "verify": "_verify",
-    "write": "_writer",
+_NAMES = {
+    "_container": "TensorInfo",
+    "_counters": "embed_counters mask_level read_counters",
+    "_deprecated": "Delivery open_delivery",
+    "_digest": "level_digest",
+    "_evaluate": "evaluate",
+    "_extract": "extract",
+    "_fetch": "FetchReport fetch",
+    "_file": "File load_level open stream",
+    "_inspect": "inspect",
+    "_kernels": "kernels",
+    "_layouts": "Bitmask Csr",
+    "_metrics": "Metric",
+    "_packing": "Checkpoint",
+    "_packing.options": "PackOptions",
+    "_packing.pack": "PackReport pack",
+    "_profile": "Level MetricInfo Profile",
+    "_record": "record",
+    "_ship": "ShipReport ship",
+    "_verify": "Report verify",
+    "_writer": "LevelSpec write",
 }
-"""The modules of all names but errors."""
+"""What each module gives; all else are errors."""
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 if not TYPE_CHECKING:
 

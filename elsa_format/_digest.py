@@ -121,7 +121,10 @@ class LevelDigests:
         self._nested: dict[str, _NestedHash] = {}
 
     def take(self, info: TensorInfo, block: NDArray[np.uint8]) -> None:
-        """Take the next bytes of a tensor; of a nested one, 8 weights or a multiple but at its end."""
+        """Take the next bytes of a tensor.
+
+        Blocks of a nested one hold, but for the last, a multiple of 8 weights.
+        """
         name = info.name
         if name not in self._names:
             self._plain.setdefault(name, hashlib.sha256()).update(block.data)

@@ -192,9 +192,8 @@ def estimated_downloads(
     bits = [8.0 * (HEAD + ENTRY * len(tensors) + LEVEL * levels), *[0.0] * levels]
     for name, info in tensors.items():
         if name not in profile.nested:
-            segment = (
-                levels if name in profile.varying else profile.variants.get(name, ("", 1))[1] - 1
-            )
+            _, first = profile.variants.get(name, (name, 1))
+            segment = levels if name in profile.varying else first - 1
             bits[segment] += info.elements * _value(info.dtype, 0, SIGN_AND_EXPONENT)
             continue
         counts = [0, *profile.nested[name], info.elements]

@@ -26,7 +26,7 @@ from elsa_format._network import Network, open_network
 from elsa_format._options import check_int, one_of
 from elsa_format._output import AtomicFile, Output, Place, Target, localized
 from elsa_format._profile import BETTER as BOTH
-from elsa_format._profile import KEY, ZEROS, LevelLike, MetricInfo, plain_number
+from elsa_format._profile import KEY, ZEROS, LevelLike, MetricInfo, plain_number, signed
 from elsa_format._storage import Source
 from elsa_format._storage.shards import read_index
 from elsa_format._threads import Meter, Progress, no_progress
@@ -240,8 +240,7 @@ def _signed(header: Header, document: dict[str, Any]) -> bytes:
         "nested": {name: [size] * len(document["levels"]) for name, size in sizes.items()},
     }
     reserve = len(head(longest, ZEROS))
-    unsigned = head(document, ZEROS, reserve)
-    return head(document, xxhash.xxh3_64_hexdigest(unsigned[LENGTH_BYTES:]), reserve)
+    return signed(lambda digits: head(document, digits, reserve))
 
 
 def _sorted(value: Any) -> Any:

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from elsa_format import _kernels
 from elsa_format._container import (
     DOCUMENTS,
-    LENGTH_BYTES,
     RESERVED,
     TensorInfo,
     lay_out,
@@ -39,6 +38,7 @@ from elsa_format._profile import (
     join_profiles,
     plain_number,
     plain_numbers,
+    signed,
     variant_name,
 )
 from elsa_format._threads import Progress, no_progress
@@ -306,7 +306,7 @@ class ShardWriter:
             metadata = {**self.contents.metadata, KEY: profile.to_json(digits)}
             return serialize(self.tensors, metadata, reserve=self._reserved)
 
-        return with_checksum(xxhash.xxh3_64_hexdigest(with_checksum(ZEROS)[LENGTH_BYTES:]))
+        return signed(with_checksum)
 
 
 class NetworkWriter:

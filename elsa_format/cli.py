@@ -32,11 +32,13 @@ __all__ = [
     "FORCE",
     "JOBS",
     "JSON",
+    "LEVEL",
     "MAX_BYTES",
     "OUTPUT",
     "PRINTED",
     "QUIET",
     "SETTINGS",
+    "SPARSITY",
     "VERSION",
     "LevelType",
     "MetricType",
@@ -45,6 +47,7 @@ __all__ = [
     "answer",
     "check_shards",
     "columns",
+    "common_options",
     "cut",
     "escape",
     "install_command",
@@ -190,6 +193,16 @@ class MetricType(click.ParamType):  # type: ignore[type-arg]
         return name, found
 
 
+LEVEL = click.option(
+    "-l", "--level", type=LevelType(), help="The level: 1 (sparsest) to T, its name, or dense."
+)
+SPARSITY = click.option(
+    "--sparsity",
+    type=SparsityType(),
+    help="The densest level with at least this many zeros: 90, 0.9, 90% or 2:4.",
+)
+
+
 def level_options(function: F) -> F:
     """How a level is chosen: by number or name, by sparsity, by size, by metrics."""
     function = metric_options(function)
@@ -197,17 +210,8 @@ def level_options(function: F) -> F:
         click.option(
             "--max-size", type=SizeType(), help="The densest level whose file is not larger."
         ),
-        click.option(
-            "--sparsity",
-            type=SparsityType(),
-            help="The densest level with at least this many zeros: 90, 0.9, 90% or 2:4.",
-        ),
-        click.option(
-            "-l",
-            "--level",
-            type=LevelType(),
-            help="The level: 1 (sparsest) to T, its name, or dense.",
-        ),
+        SPARSITY,
+        LEVEL,
     ):
         function = option(function)
     return function
@@ -239,6 +243,14 @@ def one_level(options: Mapping[str, Any]) -> bool:
     from elsa_format._choose import LevelChoice  # only here, as it takes long to import
 
     return LevelChoice.of(options).given
+
+
+def common_options(function: F) -> F:
+    """What the commands of this package have besides; their errors are reported."""
+    wrapped: Any = reports_errors(function)
+    for option in (VERSION, QUIET, JSON, FORCE):
+        wrapped = option(wrapped)
+    return wrapped  # type: ignore[no-any-return]
 
 
 def shard_size_option(function: F) -> F:

@@ -20,11 +20,7 @@ from elsa_format._ship import ShipReport
 )
 @click.option("-j", "--jobs", type=click.IntRange(1), default=1, help="Threads.  [default: 1]")
 @cli.MAX_BYTES
-@cli.FORCE
-@cli.JSON
-@cli.QUIET
-@cli.VERSION
-@cli.reports_errors
+@cli.common_options
 def command(
     source: str,
     target: str,

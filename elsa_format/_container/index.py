@@ -103,10 +103,7 @@ def parse(raw: bytes, where: str) -> Index:
     problem = None if raw.lstrip()[:1] == b"{" else other_format(raw[:SNIFFED])
     if problem is not None:
         raise InvalidJson(f"{where}: {problem}")
-    try:
-        document = parse_document(raw.decode("utf-8"), where)
-    except UnicodeDecodeError as error:
-        raise InvalidJson(f"{where}: is not UTF-8 at byte {error.start}") from None
+    document = parse_document(raw, where)
     weight_map, metadata = document.get("weight_map"), document.get("metadata", {})
     if (
         not isinstance(weight_map, dict)

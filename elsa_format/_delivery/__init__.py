@@ -37,7 +37,7 @@ from elsa_format._errors import (
     TrailingData,
 )
 from elsa_format._options import Limit
-from elsa_format._profile import ZEROS, LevelNumber, Profile, header_checksum
+from elsa_format._profile import LevelNumber, Profile, header_checksum, signed
 from elsa_format._storage import PositionedStorage
 from elsa_format._storage.local import SpooledStorage
 
@@ -143,7 +143,7 @@ def header_bytes(block: int, parts: Sequence[int], source: int, head: str) -> by
         info = TensorInfo(DELIVERED, DTYPES["U8"], (sum(parts),))
         return serialize({DELIVERED: info}, {KEY: dump(document)})
 
-    return written(xxhash.xxh3_64_hexdigest(written(ZEROS)[LENGTH_BYTES:]))
+    return signed(written)
 
 
 # --- What there is of a file ---------------------------------------------------------------------

@@ -102,10 +102,7 @@ def make_manifest(folder: Path, weights: str, apart: Path | None = None) -> Mani
 
 def parse(raw: bytes, where: str) -> Manifest:
     """Check a list: restricted JSON, its structure, names that stay in the directory."""
-    try:
-        document = parse_document(raw.decode("utf-8"), where)
-    except UnicodeDecodeError as error:
-        raise InvalidJson(f"{where}: is not UTF-8 at byte {error.start}") from None
+    document = parse_document(raw, where)
     check_version(document, f"{where}:", InvalidIndex)
     weights, files = document.get("weights"), document.get("files")
     if not isinstance(weights, str) or not isinstance(files, dict):
