@@ -169,7 +169,11 @@ def check_levels(
 
 
 def level_name(level: Fraction | Pattern) -> str:
-    """A level's name where none is given."""
+    """A level's name where none is given.
+
+    >>> level_name(Fraction(9, 10)), level_name(Pattern(2, 4))
+    ('90%', '2:4')
+    """
     return str(level) if isinstance(level, Pattern) else f"{float(level * 100):.6g}%"
 
 
