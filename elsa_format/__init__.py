@@ -16,7 +16,7 @@ if sys.byteorder != "little":  # weights are masked where they lie, as the machi
 
 TYPE_CHECKING = False  # as in typing, which would have to be imported
 if TYPE_CHECKING:
-    from elsa_format._container.header import TensorInfo
+    from elsa_format._container import TensorInfo
     from elsa_format._counters import embed_counters, mask_level, read_counters
     from elsa_format._deprecated import Delivery, open_delivery
     from elsa_format._digest import level_digest
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from elsa_format._kernels import kernels
     from elsa_format._layouts import Bitmask, Csr
     from elsa_format._metrics import Metric
-    from elsa_format._packing.checkpoint import Checkpoint
+    from elsa_format._packing import Checkpoint
     from elsa_format._packing.options import PackOptions
     from elsa_format._packing.pack import PackReport, pack
     from elsa_format._profile import Level, MetricInfo, Profile
@@ -123,43 +123,30 @@ __all__ = [
 ]
 
 
-_HOMES = {
-    "Bitmask": "_layouts",
-    "Checkpoint": "_packing.checkpoint",
-    "Csr": "_layouts",
-    "Delivery": "_deprecated",
-    "FetchReport": "_fetch",
-    "File": "_file",
-    "Level": "_profile",
-    "LevelSpec": "_writer",
-    "MetricInfo": "_profile",
-    "Metric": "_metrics",
-    "PackOptions": "_packing.options",
-    "PackReport": "_packing.pack",
-    "Profile": "_profile",
-    "Report": "_verify",
-    "ShipReport": "_ship",
-    "TensorInfo": "_container.header",
-    "embed_counters": "_counters",
-    "evaluate": "_evaluate",
-    "extract": "_extract",
-    "fetch": "_fetch",
-    "inspect": "_inspect",
-    "kernels": "_kernels",
-    "level_digest": "_digest",
-    "load_level": "_file",
-    "mask_level": "_counters",
-    "open": "_file",
-    "open_delivery": "_deprecated",
-    "pack": "_packing.pack",
-    "read_counters": "_counters",
-    "record": "_record",
-    "ship": "_ship",
-    "stream": "_file",
-    "verify": "_verify",
-    "write": "_writer",
+_NAMES = {
+    "_container": "TensorInfo",
+    "_counters": "embed_counters mask_level read_counters",
+    "_deprecated": "Delivery open_delivery",
+    "_digest": "level_digest",
+    "_evaluate": "evaluate",
+    "_extract": "extract",
+    "_fetch": "FetchReport fetch",
+    "_file": "File load_level open stream",
+    "_inspect": "inspect",
+    "_kernels": "kernels",
+    "_layouts": "Bitmask Csr",
+    "_metrics": "Metric",
+    "_packing": "Checkpoint",
+    "_packing.options": "PackOptions",
+    "_packing.pack": "PackReport pack",
+    "_profile": "Level MetricInfo Profile",
+    "_record": "record",
+    "_ship": "ShipReport ship",
+    "_verify": "Report verify",
+    "_writer": "LevelSpec write",
 }
-"""The modules of all names but errors."""
+"""What each module gives; all else are errors."""
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 if not TYPE_CHECKING:
 

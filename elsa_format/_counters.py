@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elsa_format import _kernels
+from elsa_format._container import check_out
 from elsa_format._container.dtypes import Dtype, of_array
-from elsa_format._container.header import check_out
 from elsa_format._errors import BitsTooWide, CounterOutOfRange, FormatError, NonFinite, ZeroFrozen
 from elsa_format._options import check_int, one_of
 

@@ -2,14 +2,15 @@
 
 import hashlib
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from elsa_format._container import TensorInfo
 from elsa_format._container.dtypes import of_array
-from elsa_format._container.header import TensorInfo
 from elsa_format._counters import compact
 from elsa_format._errors import DigestMismatch
 from elsa_format._memory import give_block, take_block
@@ -99,39 +100,55 @@ class _NestedHash:
 class LevelDigests:
     """Digests of all levels of a network, from its tensors in any order, even interleaved."""
 
-    def __init__(self, bits: int, limits: Sequence[int]) -> None:
-        """Of each level, `limits` has the largest counter that it keeps."""
+    def __init__(
+        self,
+        bits: int,
+        limits: Sequence[int],
+        nested: Container[str],
+        per_level: Container[str] = (),
+        variants: Mapping[str, tuple[str, int]] = MappingProxyType({}),
+    ) -> None:
+        """Of each level, `limits` has the largest counter that it keeps.
+
+        Names tell what a tensor adds to the digests: nested ones to each what it keeps, variants of
+        per-level ones to that of their level, all others to each the same.
+        """
         self.bits, self._limits = bits, limits
         self.lines: list[dict[str, str]] = [{} for _ in limits]
         """Of each level: the lines of the tensors that are complete."""
+        self._names, self._per_level, self._variants = nested, per_level, variants
         self._plain: dict[str, Any] = {}
         self._nested: dict[str, _NestedHash] = {}
 
-    def update_plain(self, name: str, block: NDArray[np.uint8]) -> None:
-        """Take the next bytes of a tensor without counters."""
-        self._plain.setdefault(name, hashlib.sha256()).update(block.data)
+    def take(self, info: TensorInfo, block: NDArray[np.uint8]) -> None:
+        """Take the next bytes of a tensor.
 
-    def update_nested(self, name: str, words: NDArray[Any]) -> None:
-        """Take the next weights of a nested tensor: a multiple of 8, but for the last block."""
+        Blocks of a nested one hold, but for the last, a multiple of 8 weights.
+        """
+        name = info.name
+        if name not in self._names:
+            self._plain.setdefault(name, hashlib.sha256()).update(block.data)
+            return
         if name not in self._nested:
             self._nested[name] = _NestedHash(self._limits)
-        self._nested[name].update(words, self.bits)
+        self._nested[name].update(block.view(info.dtype.words), self.bits)
 
-    def end_plain(self, info: TensorInfo, name: str, levels: Iterable[int]) -> None:
-        """Finish a tensor that the given levels hold under `name`."""
+    def end(self, info: TensorInfo) -> None:
+        """Finish a tensor."""
+        if info.name in self._names:
+            hashes = self._nested.pop(info.name, None) or _NestedHash(self._limits)
+            hashes.finish()
+            for level, lines in zip(hashes.levels, self.lines, strict=True):
+                both = level.mask.hexdigest(), level.values.hexdigest()
+                lines[info.name] = digest_line(info.name, info, *both)
+            return
         content = self._plain.pop(info.name, None) or hashlib.sha256()
+        name, only = self._variants.get(info.name, (info.name, None))
+        if only is None and name in self._per_level:
+            return
         line = digest_line(name, info, content.hexdigest())
-        for level in levels:
-            self.lines[level - 1][name] = line
-
-    def end_nested(self, info: TensorInfo) -> None:
-        """Finish a nested tensor."""
-        hashes = self._nested.pop(info.name, None) or _NestedHash(self._limits)
-        hashes.finish()
-        for level, lines in zip(hashes.levels, self.lines, strict=True):
-            lines[info.name] = digest_line(
-                info.name, info, level.mask.hexdigest(), level.values.hexdigest()
-            )
+        for lines in self.lines if only is None else self.lines[only - 1 : only]:
+            lines[name] = line
 
 
 def digest_line(name: str, info: TensorInfo, *hashes: str) -> str:

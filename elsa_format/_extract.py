@@ -1,23 +1,22 @@
 """Extract a level in one pass and constant memory (spec §2.2)."""
 
+import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from elsa_format import _level_document
 from elsa_format._choose import LevelChoice, Metrics, check_layout, choose_level
-from elsa_format._container.header import TensorInfo
+from elsa_format._container import TensorInfo
 from elsa_format._container.index import is_index, is_url
-from elsa_format._container.json import parse_document
-from elsa_format._destination import check_shard_size, group_tensors, open_destination
-from elsa_format._directory.target import in_directory
+from elsa_format._destination import check_shard_size, group_tensors, in_directory, open_destination
 from elsa_format._errors import InvalidOption
 from elsa_format._kernels import mask
 from elsa_format._layouts import LAYOUTS, LayoutName, Piece
 from elsa_format._level_header import describe_level, level_header
 from elsa_format._level_reader import LevelReader, Proof, copy_data, counted
-from elsa_format._network import Network, PlannedTensor, open_network
+from elsa_format._network import Network, open_network
+from elsa_format._network.level import KEY
 from elsa_format._options import check_int, renamed
 from elsa_format._output import Output, Target, names_file
 from elsa_format._profile import LevelLike, LevelNumber, variant_name
@@ -98,17 +97,17 @@ def extract(
         number = choose_level(network, choice, layout=layout)
         check_layout(network, number, layout)
         several = names_file(target) and not is_url(os.fspath(target))
-        meter = Meter(progress, network.header.data_size)
-        proof = Proof(network, verify=verify)
-        job = _Job(network, number, layout, verify, meter, proof, jobs if several else 1)
+        meter, proof = Meter(progress, network.header.data_size), Proof(network, verify=verify)
+        job = _Job(network, number, layout, verify, meter, proof)
         groups = [list(network.tensors)]
         if is_index(target):
             sizes = {name: job.size(name, keep_levels) for name in network.tensors}
             groups = group_tensors(sizes, network.groups, max_shard_size)
-        if keep_levels:
-            job.keep_levels(groups, target, force=force)
-        else:
-            job.extract(groups, target, force=force)
+        writing = job.as_network if keep_levels else job.as_checkpoint
+        with writing(groups, target, force=force) as copy:
+            network.need(number)
+            meter.run(copy, network.files, jobs if several else 1)
+            proof.finish()
         return number
 
 
@@ -138,8 +137,6 @@ class _Job:
     verify: bool
     meter: Meter
     proof: Proof
-    jobs: int
-    """Files that are read at a time: several only where the output takes any order."""
 
     def size(self, name: str, keep_levels: bool) -> int:
         """Bytes that a tensor will take."""
@@ -156,8 +153,11 @@ class _Job:
         verify, on_bytes = self.verify, self.meter.tick
         return LevelReader(file, self.level, verify=verify, proof=self.proof, on_bytes=on_bytes)
 
-    def extract(self, groups: list[list[str]], target: Target, *, force: bool) -> None:
-        """Write the level as a plain checkpoint."""
+    @contextlib.contextmanager
+    def as_checkpoint(
+        self, groups: list[list[str]], target: Target, *, force: bool
+    ) -> Iterator[Callable[[Network], None]]:
+        """What copies the level out of each file, into a plain checkpoint."""
         in_order = self.layout == "dense"
         with open_destination(target, len(groups), force=force, in_order=in_order) as destination:
             places: dict[str, tuple[Output, int]] = {}
@@ -170,17 +170,26 @@ class _Job:
                     places[name] = output, len(prefix) + info.start
                 files.append(placed.values())
 
+            def write(pieces: Iterable[Piece]) -> None:
+                for name, piece in pieces:
+                    output, position = places[name]
+                    output.write_at(position, piece)
+                    places[name] = output, position + piece.nbytes
+
             def copy(file: Network) -> None:
                 with self._reader(file) as reader:
                     for planned in reader.tensors():
-                        for name, piece in self._pieces(reader, planned):
-                            output, position = places[name]
-                            output.write_at(position, piece)
-                            places[name] = output, position + piece.nbytes
+                        info, name, mask = planned.info, planned.name, planned.mask
+                        encoder = LAYOUTS[self.layout].encoder(mask) if mask else None
+                        for block in reader.blocks(info):
+                            if encoder:
+                                write(encoder.encode(block.view(info.dtype.words)))
+                            elif name is not None:
+                                write([(name, block)])
+                        if encoder:
+                            write(encoder.finish())
 
-            self.network.need(self.level)
-            self.meter.run(copy, self.network.files, self.jobs)
-            self.proof.finish()
+            yield copy
             extra = self._index_metadata() if destination.index else {}
             destination.finish(files, extra, self.meter.progress)
 
@@ -188,26 +197,15 @@ class _Job:
         """What the shards of a level cannot say by themselves, as the digest of the whole."""
         if self.level == "dense":
             return dict(self.network.extra_metadata)
-        described = describe_level(self.network, self.level, self.layout, {})
-        document = parse_document(described, _level_document.KEY)
+        document = describe_level(self.network, self.level, self.layout, {})
         del document["tensors"]
-        return {**self.network.extra_metadata, _level_document.KEY: document}
+        return {**self.network.extra_metadata, KEY: document}
 
-    def _pieces(self, reader: LevelReader, planned: PlannedTensor) -> Iterator[Piece]:
-        """What one stored tensor contributes to the level file."""
-        if planned.name is None:
-            reader.skip(planned.info)
-        elif planned.mask is None:
-            for block in reader.blocks(planned.info):
-                yield planned.name, block
-        else:
-            encoder = LAYOUTS[self.layout].encoder(planned.mask)
-            for block in reader.blocks(planned.info):
-                yield from encoder.encode(block.view(planned.info.dtype.words))
-            yield from encoder.finish()
-
-    def keep_levels(self, groups: list[list[str]], target: Target, *, force: bool) -> None:
-        """Cut the file down to its first levels; the last of them becomes the dense network."""
+    @contextlib.contextmanager
+    def as_network(
+        self, groups: list[list[str]], target: Target, *, force: bool
+    ) -> Iterator[Callable[[Network], None]]:
+        """What copies the first levels; the last of them becomes the dense network."""
         network, profile = self.network, self.network.profile
         level = network.first_levels(self.level)
         copies: dict[str, list[str]] = {}
@@ -247,7 +245,5 @@ class _Job:
                             for name in copies.get(planned.info.name, ()):
                                 writer.append(name, block)
 
-            network.need(level)
-            self.meter.run(copy, network.files, self.jobs)
-            self.proof.finish()
+            yield copy
             writer.finish(self.meter.progress)

@@ -14,8 +14,8 @@ from elsa_format._choose import LevelChoice, Metrics, choose_level
 from elsa_format._container.index import Index, is_index, is_url, shown
 from elsa_format._container.index import parse as parse_index
 from elsa_format._delivery.copy import Copy
-from elsa_format._directory.fetched import SideFile, find_folder, missing
-from elsa_format._directory.target import names_directory, refuse_others
+from elsa_format._destination import names_directory, refuse_others
+from elsa_format._directory.manifest import SideFile, find_folder, missing
 from elsa_format._errors import InvalidOption, NoSuchLevel
 from elsa_format._network import Network, join_shards
 from elsa_format._network.stored import StoredNetwork

@@ -12,7 +12,7 @@ from xxhash import xxh3_64
 
 from elsa_format import _kernels
 from elsa_format._choose import LevelChoice, Metrics, check_layout, choose_level
-from elsa_format._container.header import TensorInfo, check_out
+from elsa_format._container import TensorInfo, check_out
 from elsa_format._errors import InvalidOption, NoSuchTensor
 from elsa_format._layouts import LAYOUTS, Bitmask, Csr, LayoutName, TensorMask
 from elsa_format._level_header import LevelSizes, level_tensors

@@ -4,11 +4,11 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from elsa_format._delivery.estimate import estimated_downloads
 from elsa_format._directory import is_directory
 from elsa_format._errors import InvalidOption, MissingExtra
 from elsa_format._file import File
 from elsa_format._layouts import LAYOUT_NAMES
+from elsa_format._level_header import estimated_downloads
 from elsa_format._level_reader import LevelReader
 from elsa_format._storage import Source
 from elsa_format._survey import survey

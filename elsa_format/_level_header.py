@@ -1,11 +1,15 @@
-"""What the file of a level will look like, from the network's header alone (spec §9)."""
+"""What the file of a level will be, from the network's header alone (spec §9); and how large.
 
+Also about how large the level would be in a delivery file.
+"""
+
+import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
-from elsa_format import _level_document
-from elsa_format._container.header import (
+from elsa_format._container import (
     ALIGNMENT,
     LENGTH_BYTES,
     TensorInfo,
@@ -13,10 +17,13 @@ from elsa_format._container.header import (
     place,
     serialize,
 )
-from elsa_format._container.json import dump
+from elsa_format._container.dtypes import Dtype
+from elsa_format._container.json import MAX_SAFE_INTEGER, dump
+from elsa_format._errors import UnsupportedFeature
 from elsa_format._layouts import LAYOUTS, LayoutName
 from elsa_format._network import Network
-from elsa_format._profile import LevelNumber
+from elsa_format._network.level import KEY
+from elsa_format._profile import VERSION, LevelNumber, Profile
 
 
 def level_tensors(
@@ -50,8 +57,8 @@ def level_header(
             for name in network.profile.nested
             if names is None or name in names
         }
-        document = describe_level(network, level, layout, nested, shard=names is not None)
-        metadata[_level_document.KEY] = document
+        shard = names is not None
+        metadata[KEY] = dump(describe_level(network, level, layout, nested, shard=shard))
     placed = level_tensors(network, level, layout, names)
     return serialize(placed, metadata), placed
 
@@ -63,11 +70,26 @@ def describe_level(
     nested: Mapping[str, TensorInfo],
     *,
     shard: bool = False,
-) -> str:
+) -> dict[str, Any]:
     """What the file of a level says of itself; a shard does not know the digest of the whole."""
-    whole = not shard and network.profile.shard is None
-    entry = network.profile.level(level)
-    return _level_document.describe(level, entry, layout, nested, digest=whole)
+    for tensor, info in nested.items():
+        if max(info.shape, default=0) > MAX_SAFE_INTEGER:
+            raise UnsupportedFeature(
+                f"tensor {tensor!r}: shape {list(info.shape)}, but the dimensions that a level "
+                f"file can state are at most {MAX_SAFE_INTEGER}"
+            )
+    entry, whole = network.profile.level(level), not shard and network.profile.shard is None
+    document: dict[str, Any] = {"digest": entry.digest} if whole and entry.digest else {}
+    document |= {"layout": layout, "level": level, "name": entry.name}
+    return document | {"tensors": _nested_entries(nested), "version": VERSION}
+
+
+def _nested_entries(nested: Mapping[str, TensorInfo]) -> dict[str, Any]:
+    """The part of the entry that is the same for all levels and layouts."""
+    return {
+        name: {"dtype": info.dtype.name, "shape": info.shape}
+        for name, info in sorted(nested.items())
+    }
 
 
 class LevelSizes:
@@ -122,7 +144,7 @@ class LevelSizes:
         """Bytes of everything else in the header."""
         metadata = self.network.metadata
         if level != "dense":
-            metadata[_level_document.KEY] = describe_level(self.network, level, layout, {})
+            metadata[KEY] = dump(describe_level(self.network, level, layout, {}))
         if not metadata:  # then no comma comes before the first tensor
             return len("{}") - bool(self._names)
         nested = self._nested_size if level != "dense" else 0
@@ -133,7 +155,7 @@ class LevelSizes:
         """Bytes of the list of nested tensors in a level's description, as a string in JSON."""
         network = self.network
         infos = {name: network.header.tensors[name] for name in network.profile.nested}
-        return _json_size(dump(_level_document.describe_nested(infos))) - _json_size("{}")
+        return _json_size(dump(_nested_entries(infos))) - _json_size("{}")
 
 
 def _entry_size(name: int, info: TensorInfo) -> int:
@@ -144,3 +166,56 @@ def _entry_size(name: int, info: TensorInfo) -> int:
 
 def _json_size(value: object) -> int:
     return len(dump(value).encode("utf-8"))
+
+
+# --- Downloads -----------------------------------------------------------------------------------
+
+HEAD, ENTRY, LEVEL = 600, 40, 60
+"""Bytes of the compressed head: at least, for each tensor, for each level."""
+SIGN_AND_EXPONENT, OF_A_LEVEL = 3, 1
+"""Bits that these take, coded: weights of a level are all about as large, and share an exponent.
+
+Measured on all-MiniLM-L6-v2 in F32 and BF16 and on random weights of 1 MB: the estimate was 3 % too
+low to 11 % too high for levels, within 2 % for the dense network. `elsa-ship` tells it exactly.
+"""
+
+
+def estimated_downloads(
+    tensors: Mapping[str, TensorInfo], profile: Profile
+) -> dict[int | str, int]:
+    """Bytes to each level and to "dense", if a delivery file were made of this network.
+
+    Positions take the entropy of a mask of their density; values their mantissa without the
+    counter, and what the coder leaves of signs and exponents.
+    """
+    levels = len(profile.levels)
+    bits = [8.0 * (HEAD + ENTRY * len(tensors) + LEVEL * levels), *[0.0] * levels]
+    for name, info in tensors.items():
+        if name not in profile.nested:
+            _, first = profile.variants.get(name, (name, 1))
+            segment = levels if name in profile.varying else first - 1
+            bits[segment] += info.elements * _value(info.dtype, 0, SIGN_AND_EXPONENT)
+            continue
+        counts = [0, *profile.nested[name], info.elements]
+        for t in range(levels + 1):
+            new, left = counts[t + 1] - counts[t], info.elements - counts[t]
+            if not new:
+                continue
+            coded = OF_A_LEVEL if t < levels else SIGN_AND_EXPONENT
+            bits[t] += left * _entropy(new, left)
+            bits[t] += new * _value(info.dtype, profile.bits, coded)
+    numbers = [*range(1, levels + 1), "dense"]
+    return {n: math.ceil(sum(bits[: t + 1]) / 8) for t, n in enumerate(numbers)}
+
+
+def _value(dtype: Dtype, counter: int, coded: int) -> int:
+    """Bits of a value."""
+    return min(coded + dtype.mantissa - counter, dtype.size) if dtype.nestable else dtype.size
+
+
+def _entropy(some: int, of: int) -> float:
+    """Bits for each of the words that may have been chosen."""
+    if not 0 < some < of:
+        return 0.0
+    share = some / of
+    return -share * math.log2(share) - (1 - share) * math.log2(1 - share)

@@ -7,7 +7,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from elsa_format._container.header import TensorInfo, as_array
+from elsa_format._container import TensorInfo, as_array
 from elsa_format._counters import NOT_ZERO
 from elsa_format._digest import LevelDigests, compare_digest
 from elsa_format._errors import ChecksumMismatch, Truncated
@@ -93,14 +93,14 @@ class LevelReader(Closing):
                 if at + size == info.nbytes:
                     self._compare(info, checksum, expected)
             if self._proof:
-                self._proof.take(info, block)
+                self._proof.digests.take(info, block)
             yield block
             if self._on_bytes:
                 self._on_bytes(size)
         if checksum and expected and not info.nbytes:
             self._compare(info, checksum, expected)
         if self._proof:
-            self._proof.end(info)
+            self._proof.digests.end(info)
 
     def level_blocks(
         self,
@@ -200,29 +200,15 @@ class Proof:
     def __init__(self, network: Network, *, verify: bool = True) -> None:
         self._network, self._stated = network, network.digests if verify else ()
         if self._stated:
-            self._digests = LevelDigests(NOT_ZERO, (NOT_ZERO,))
+            self.digests = LevelDigests(NOT_ZERO, (NOT_ZERO,), network.profile.nested)
 
     def __bool__(self) -> bool:
         return bool(self._stated)
 
-    def take(self, info: TensorInfo, block: Block) -> None:
-        """Take the next bytes of a tensor."""
-        if info.name in self._network.profile.nested:
-            self._digests.update_nested(info.name, block.view(info.dtype.words))
-        else:
-            self._digests.update_plain(info.name, block)
-
-    def end(self, info: TensorInfo) -> None:
-        """Take no more of a tensor."""
-        if info.name in self._network.profile.nested:
-            self._digests.end_nested(info)
-        else:
-            self._digests.end_plain(info, info.name, (1,))
-
     def finish(self) -> int:
         """Raise DigestMismatch unless all that was read is what was stated; how much that was."""
         for names, digest in self._stated:
-            (lines,) = self._digests.lines
+            (lines,) = self.digests.lines
             name = self._network.profile.levels[0].name
             compare_digest(self._network.name, name, digest, {n: lines[n] for n in names})
         return len(self._stated)

@@ -3,7 +3,7 @@
 import contextlib
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, islice
@@ -11,7 +11,7 @@ from typing import Any, Literal, SupportsIndex
 
 import xxhash
 
-from elsa_format._container.header import RESERVED, Header, TensorInfo
+from elsa_format._container import LENGTH_BYTES, RESERVED, Header, TensorInfo
 from elsa_format._container.json import MAX_SAFE_INTEGER, check_version, dump, parse_document
 from elsa_format._counters import MAX_BITS, NOT_ZERO
 from elsa_format._errors import (
@@ -197,6 +197,12 @@ class Profile:
             )
 
     @cached_property
+    def variants(self) -> Mapping[str, tuple[str, int]]:
+        """What is stored once for each level: the tensor and the level, by the stored names."""
+        numbers = range(1, len(self.levels) + 1)
+        return {variant_name(name, t): (name, t) for name in self.per_level for t in numbers}
+
+    @cached_property
     def varying(self) -> frozenset[str]:
         """The per-level tensors, to look names up in."""
         return frozenset(self.per_level)
@@ -279,6 +285,11 @@ def header_checksum(raw: bytes, stated: str) -> str:
     """The checksum of a header, the digits of the one it states taken as zeros (spec §8.2)."""
     digits = stated.removeprefix("xxh3:").encode()
     return f"xxh3:{xxhash.xxh3_64_hexdigest(raw.replace(digits, ZEROS.encode()))}"
+
+
+def signed(header: Callable[[str], bytes]) -> bytes:
+    """A header that states its own checksum, made of its digits, for which zeros stand at first."""
+    return header(xxhash.xxh3_64_hexdigest(header(ZEROS)[LENGTH_BYTES:]))
 
 
 def _check_tensors(profile: Profile, tensors: Mapping[str, TensorInfo], where: str) -> None:

@@ -12,14 +12,13 @@ from typing import Any
 
 import xxhash
 
+from elsa_format import _container as container
 from elsa_format import _profile
-from elsa_format._container import header as container
-from elsa_format._container.header import LENGTH_BYTES, Header, TensorInfo, serialize
+from elsa_format._container import LENGTH_BYTES, Header, TensorInfo, serialize
 from elsa_format._container.index import index_bytes, is_index, is_url, shard_names
 from elsa_format._container.json import MAX_SAFE_INTEGER, dump, parse_document
-from elsa_format._destination import Destination, open_destination, sibling
+from elsa_format._destination import Destination, in_directory, open_destination, sibling
 from elsa_format._directory import weights_file
-from elsa_format._directory.target import in_directory
 from elsa_format._errors import FormatError, InputChanged, InvalidOption
 from elsa_format._level_reader import copy_data
 from elsa_format._metrics import BETTER, Metric
@@ -27,7 +26,7 @@ from elsa_format._network import Network, open_network
 from elsa_format._options import check_int, one_of
 from elsa_format._output import AtomicFile, Output, Place, Target, localized
 from elsa_format._profile import BETTER as BOTH
-from elsa_format._profile import KEY, ZEROS, LevelLike, MetricInfo, plain_number
+from elsa_format._profile import KEY, ZEROS, LevelLike, MetricInfo, plain_number, signed
 from elsa_format._storage import Source
 from elsa_format._storage.shards import read_index
 from elsa_format._threads import Meter, Progress, no_progress
@@ -241,8 +240,7 @@ def _signed(header: Header, document: dict[str, Any]) -> bytes:
         "nested": {name: [size] * len(document["levels"]) for name, size in sizes.items()},
     }
     reserve = len(head(longest, ZEROS))
-    unsigned = head(document, ZEROS, reserve)
-    return head(document, xxhash.xxh3_64_hexdigest(unsigned[LENGTH_BYTES:]), reserve)
+    return signed(lambda digits: head(document, digits, reserve))
 
 
 def _sorted(value: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from elsa_format._container.header import RESERVED, TensorInfo
+from elsa_format._container import RESERVED, TensorInfo
 from elsa_format._container.index import index_bytes, is_index, is_url, shard_names
 from elsa_format._counters import check_bits, refuse_unpackable
 from elsa_format._destination import sibling

@@ -10,11 +10,10 @@ import xxhash
 
 from elsa_format._container.index import Index, is_index
 from elsa_format._container.json import dump
-from elsa_format._delivery.document import BLOCK, BLOCKS, SUFFIX, header_bytes
+from elsa_format._delivery import BLOCK, BLOCKS, SUFFIX, header_bytes
 from elsa_format._delivery.encoder import DeliveryEncoder
-from elsa_format._destination import open_destination, sibling
+from elsa_format._destination import in_directory, open_destination, sibling
 from elsa_format._directory import SHIP, weights_file
-from elsa_format._directory.target import in_directory
 from elsa_format._errors import InvalidOption
 from elsa_format._network import Network, open_network
 from elsa_format._options import check_int

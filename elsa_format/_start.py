@@ -15,12 +15,21 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from types import FrameType
+
+TYPE_CHECKING = False  # as in typing, which would have to be imported
+if TYPE_CHECKING:
+    import click
 
 SECONDS = 0.5
 """For which the end waits while an output takes its name."""
 STORE_SECONDS = 5.0
 """For which it waits while a store takes back what it was sent."""
+
+OWN = ("pack", "extract", "inspect", "verify", "ship", "fetch", "record")
+"""The commands of this package; those of others are entry points of a group."""
+GROUP = "elsa.commands"
 
 _ending = False
 
@@ -99,11 +108,21 @@ def _occupy_standard_streams() -> None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - as long as the process
 
 
+def find_command(name: str) -> "click.Command | None":
+    """A command by its name, or without one the group of all; None if there is none."""
+    if not name:
+        return import_module("elsa_format._cli").main  # type: ignore[no-any-return]
+    if name in OWN:
+        return import_module(f"elsa_format._cli.{name}").command  # type: ignore[no-any-return]
+    from importlib.metadata import entry_points  # only here, as it takes long to import
+
+    return next((entry.load() for entry in entry_points(group=GROUP, name=name)), None)
+
+
 def _run(name: str) -> None:
     """Run as `elsa-name`, or as `elsa`."""
     _occupy_standard_streams()
     end_on_signals()
-    from elsa_format._cli import find_command
     from elsa_format.cli import errors_reported
 
     script = f"elsa-{name}" if name else "elsa"

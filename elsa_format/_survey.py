@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from elsa_format._container import TensorInfo
 from elsa_format._container.dtypes import DTYPES, Dtype
-from elsa_format._container.header import TensorInfo
 from elsa_format._errors import CounterOutOfRange
 from elsa_format._level_reader import LevelReader
 from elsa_format._profile import Profile

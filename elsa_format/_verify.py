@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elsa_format import _kernels
-from elsa_format._container.header import LENGTH_BYTES, TensorInfo
+from elsa_format._container import LENGTH_BYTES, TensorInfo
 from elsa_format._counters import refuse_unpackable
 from elsa_format._digest import LevelDigests, compare_digest
 from elsa_format._errors import (
@@ -23,7 +23,7 @@ from elsa_format._errors import (
 from elsa_format._level_reader import LevelReader, Proof
 from elsa_format._network import Network, open_network
 from elsa_format._options import check_int, renamed
-from elsa_format._profile import LevelNumber, variant_name
+from elsa_format._profile import LevelNumber
 from elsa_format._storage import Source
 from elsa_format._threads import Meter, Progress, no_progress
 
@@ -199,7 +199,9 @@ def _digests(network: Network, available: Sequence[LevelNumber]) -> LevelDigests
     """For the digests of the levels that can be read; a level file has a Proof instead."""
     dense = "dense" in network.levels
     sparse = [level for level in available if dense and level != "dense"]
-    return LevelDigests(network.profile.bits, range(1, len(sparse) + 1))
+    profile, numbers = network.profile, range(1, len(sparse) + 1)
+    names = profile.nested, profile.varying, profile.variants
+    return LevelDigests(profile.bits, numbers, *names)
 
 
 def _seen(
@@ -221,42 +223,29 @@ class _Checker:
         profile, self.problems = network.profile, problems
         self.profile, self.digests, self.where = profile, digests, network.name
         self.checked = "dense" in network.levels  # a level file has no counters
-        self.all_levels = range(1, len(digests.lines) + 1)
-        numbers = range(1, len(profile.levels) + 1)
-        self.variants = {variant_name(n, t): (n, t) for n in profile.per_level for t in numbers}
 
     def check(self, info: TensorInfo, blocks: Iterator[NDArray[np.uint8]]) -> None:
-        if not self.checked:
-            for _ in blocks:
-                pass
-            return
-        if info.name in self.profile.nested:
-            try:
-                self._check_nested(info, blocks)
-            except (CounterOutOfRange, NonFinite, CountMismatch) as error:
-                self.problems.append(error)  # a wrong checksum in what follows comes first
-                for _ in blocks:
-                    pass
-            return
-        for block in blocks:
-            self.digests.update_plain(info.name, block)
-        if info.name in self.variants:
-            plain, level = self.variants[info.name]
-            if level in self.all_levels:  # an empty one is in every part of a delivery file
-                self.digests.end_plain(info, plain, [level])
-        elif info.name not in self.profile.varying:
-            self.digests.end_plain(info, info.name, self.all_levels)
+        try:
+            if self.checked:
+                self._check(info, blocks)
+        except (CounterOutOfRange, NonFinite, CountMismatch) as error:
+            self.problems.append(error)  # a wrong checksum in what follows comes first
+        for _ in blocks:
+            pass
 
-    def _check_nested(self, info: TensorInfo, blocks: Iterator[NDArray[np.uint8]]) -> None:
+    def _check(self, info: TensorInfo, blocks: Iterator[NDArray[np.uint8]]) -> None:
+        nested, position = info.name in self.profile.nested, 0
         counts = np.zeros(1 << self.profile.bits, np.int64)
-        position = 0
         for block in blocks:
-            words = block.view(info.dtype.words)
-            self._check_words(info, words, counts, position)
-            self.digests.update_nested(info.name, words)
-            position += words.size
-        self.profile.check_counts(info.name, counts.tolist(), self.where, len(self.all_levels))
-        self.digests.end_nested(info)
+            if nested:
+                words = block.view(info.dtype.words)
+                self._check_words(info, words, counts, position)
+                position += words.size
+            self.digests.take(info, block)
+        if nested:
+            levels = len(self.digests.lines)
+            self.profile.check_counts(info.name, counts.tolist(), self.where, levels)
+        self.digests.end(info)
 
     def _check_words(
         self, info: TensorInfo, words: NDArray[Any], counts: NDArray[np.int64], position: int

@@ -12,15 +12,14 @@ import xxhash
 from numpy.typing import NDArray
 
 from elsa_format import _kernels
-from elsa_format._container.dtypes import of_array
-from elsa_format._container.header import (
+from elsa_format._container import (
     DOCUMENTS,
-    LENGTH_BYTES,
     RESERVED,
     TensorInfo,
     lay_out,
     serialize,
 )
+from elsa_format._container.dtypes import of_array
 from elsa_format._container.json import MAX_SAFE_INTEGER
 from elsa_format._counters import MAX_BITS, bits_for, check_bits, refuse_unpackable
 from elsa_format._destination import Destination, open_destination
@@ -39,6 +38,7 @@ from elsa_format._profile import (
     join_profiles,
     plain_number,
     plain_numbers,
+    signed,
     variant_name,
 )
 from elsa_format._threads import Progress, no_progress
@@ -200,7 +200,10 @@ class ShardWriter:
         # Hashes live only while their tensor is written: each takes half a kilobyte.
         self._hashes: dict[str, xxhash.xxh3_64] = {}
         self._checksums = dict.fromkeys(self.tensors, f"xxh3:{ZEROS}")
-        self._digests = LevelDigests(bits, self._numbers) if contents.digests else None
+        self._digests: LevelDigests | None = None
+        if contents.digests:
+            names = contents.nested, contents.per_level, self.variants
+            self._digests = LevelDigests(bits, self._numbers, *names)
         self._reserved = 0
         self._reserved = len(self._header(self._longest_profile()))
 
@@ -231,22 +234,13 @@ class ShardWriter:
         if name in self.counts:
             words = block.view(info.dtype.words)
             self.counts[name] += _kernels.count(words, self.contents.bits)
-            if self._digests:
-                self._digests.update_nested(name, words)
-        elif self._digests:
-            self._digests.update_plain(name, block)
+        if self._digests:
+            self._digests.take(info, block)
 
     def _end_tensor(self, name: str, info: TensorInfo) -> None:
         self._checksums[name] = f"xxh3:{self._hashes.pop(name).hexdigest()}"
-        if self._digests is None:
-            return
-        if name in self.counts:
-            self._digests.end_nested(info)
-        elif name in self.variants:
-            plain, level = self.variants[name]
-            self._digests.end_plain(info, plain, [level])
-        elif name not in self.contents.per_level:
-            self._digests.end_plain(info, name, self._numbers)
+        if self._digests:
+            self._digests.end(info)
 
     def close_data(self) -> Totals:
         """Check that all bytes are there, and add up what they hold."""
@@ -312,7 +306,7 @@ class ShardWriter:
             metadata = {**self.contents.metadata, KEY: profile.to_json(digits)}
             return serialize(self.tensors, metadata, reserve=self._reserved)
 
-        return with_checksum(xxhash.xxh3_64_hexdigest(with_checksum(ZEROS)[LENGTH_BYTES:]))
+        return signed(with_checksum)
 
 
 class NetworkWriter:

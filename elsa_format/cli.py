@@ -18,8 +18,7 @@ from click.shell_completion import CompletionItem
 
 from elsa_format import __version__
 from elsa_format._container.index import is_index, is_url, shown
-from elsa_format._destination import written_size
-from elsa_format._directory.target import goes_to_directory
+from elsa_format._destination import goes_to_directory, written_size
 from elsa_format._errors import ElsaError, MissingExtra, escape
 from elsa_format._installed import install_command
 from elsa_format._kernels import NATIVE, kernels
@@ -33,11 +32,13 @@ __all__ = [
     "FORCE",
     "JOBS",
     "JSON",
+    "LEVEL",
     "MAX_BYTES",
     "OUTPUT",
     "PRINTED",
     "QUIET",
     "SETTINGS",
+    "SPARSITY",
     "VERSION",
     "LevelType",
     "MetricType",
@@ -46,6 +47,7 @@ __all__ = [
     "answer",
     "check_shards",
     "columns",
+    "common_options",
     "cut",
     "escape",
     "install_command",
@@ -191,6 +193,16 @@ class MetricType(click.ParamType):  # type: ignore[type-arg]
         return name, found
 
 
+LEVEL = click.option(
+    "-l", "--level", type=LevelType(), help="The level: 1 (sparsest) to T, its name, or dense."
+)
+SPARSITY = click.option(
+    "--sparsity",
+    type=SparsityType(),
+    help="The densest level with at least this many zeros: 90, 0.9, 90% or 2:4.",
+)
+
+
 def level_options(function: F) -> F:
     """How a level is chosen: by number or name, by sparsity, by size, by metrics."""
     function = metric_options(function)
@@ -198,17 +210,8 @@ def level_options(function: F) -> F:
         click.option(
             "--max-size", type=SizeType(), help="The densest level whose file is not larger."
         ),
-        click.option(
-            "--sparsity",
-            type=SparsityType(),
-            help="The densest level with at least this many zeros: 90, 0.9, 90% or 2:4.",
-        ),
-        click.option(
-            "-l",
-            "--level",
-            type=LevelType(),
-            help="The level: 1 (sparsest) to T, its name, or dense.",
-        ),
+        SPARSITY,
+        LEVEL,
     ):
         function = option(function)
     return function
@@ -240,6 +243,14 @@ def one_level(options: Mapping[str, Any]) -> bool:
     from elsa_format._choose import LevelChoice  # only here, as it takes long to import
 
     return LevelChoice.of(options).given
+
+
+def common_options(function: F) -> F:
+    """What the commands of this package have besides; their errors are reported."""
+    wrapped: Any = reports_errors(function)
+    for option in (VERSION, QUIET, JSON, FORCE):
+        wrapped = option(wrapped)
+    return wrapped  # type: ignore[no-any-return]
 
 
 def shard_size_option(function: F) -> F:

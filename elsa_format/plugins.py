@@ -4,11 +4,10 @@ These names are as public as those of `elsa_format` itself; its modules with an 
 """
 
 from elsa_format._choose import LevelChoice, choose_level
+from elsa_format._container import SNIFFED, TensorInfo, as_array, other_format
 from elsa_format._container.dtypes import DTYPES, Dtype, of_array
-from elsa_format._container.header import TensorInfo, as_array
 from elsa_format._container.index import is_index, is_url
 from elsa_format._container.json import dump, is_text
-from elsa_format._container.other_format import SNIFFED, other_format
 from elsa_format._counters import mask_into
 from elsa_format._deprecated import commit_outputs
 from elsa_format._digest import digest_of_lines, tensor_line
@@ -20,8 +19,8 @@ from elsa_format._metrics import BETTER
 from elsa_format._network import Network, PlannedTensor, open_network
 from elsa_format._options import renamed
 from elsa_format._output import Output, Target, Transaction, is_special, open_output
+from elsa_format._packing import Checkpoint, open_checkpoint
 from elsa_format._packing.calibration import Calibration, CalibrationOptions, SolvedTensor
-from elsa_format._packing.checkpoint import Checkpoint, open_checkpoint
 from elsa_format._profile import LevelLike, LevelNumber, find_level, variant_name
 from elsa_format._shared_writer import Exchange, SharedWriter, Together, alone, open_shared_writer
 from elsa_format._storage import Source

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import xxhash
 from internals import _delivery_pure as pure
-from internals import is_delivery, read_header
+from internals import read_header
 
 import elsa_format as elsa
 from elsa_format import verify
@@ -39,7 +39,7 @@ def delivery(data: bytes) -> None:
 def _file(data: bytes) -> None:
     data = _with_checksums(data)
     with contextlib.suppress(elsa.ElsaError):
-        if not is_delivery(read_header(io.BytesIO(data), "x")):
+        if read_header(io.BytesIO(data), "x").kind != "delivery":
             return  # for other targets
     expected = ""
     try:

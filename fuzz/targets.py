@@ -15,7 +15,7 @@ from typing import IO, Any, TypeVar, cast
 
 import numpy as np
 import safetensors
-from internals import _header, check_size, is_delivery
+from internals import _header, check_size
 
 import elsa_format as elsa
 from fuzz.answers import answers
@@ -124,7 +124,7 @@ def header(data: bytes) -> None:
 def _is_delivery(data: bytes) -> bool:
     """Whether a file is to be read as a delivery file."""
     try:
-        return is_delivery(_header.read_header(io.BytesIO(data), "x"))
+        return _header.read_header(io.BytesIO(data), "x").kind == "delivery"
     except elsa.ElsaError:
         return False
 

@@ -31,11 +31,7 @@ from elsa_format._layouts import LAYOUT_NAMES
 @cli.JOBS
 @cli.MAX_BYTES
 @click.option("--no-verify", is_flag=True, help="Do not compare checksums.")
-@cli.FORCE
-@cli.JSON
-@cli.QUIET
-@cli.VERSION
-@cli.reports_errors
+@cli.common_options
 def command(
     source: str, target: str, no_verify: bool, as_json: bool, quiet: bool, **options: Any
 ) -> None:

@@ -17,23 +17,13 @@ from elsa_format import cli, fetch
     required=True,
     help="Write to this file, which grows in place.",
 )
-@click.option(
-    "-l", "--level", type=cli.LevelType(), help="The level: 1 (sparsest) to T, its name, or dense."
-)
-@click.option(
-    "--sparsity",
-    type=cli.SparsityType(),
-    help="The densest level with at least this many zeros: 90, 0.9, 90% or 2:4.",
-)
+@cli.LEVEL
+@cli.SPARSITY
 @click.option("--max-size", type=cli.SizeType(), help="The densest level that takes no more bytes.")
 @cli.metric_options
 @click.option("--upgrade", type=cli.LevelType(), help="As --level, for an OUT that exists.")
 @cli.MAX_BYTES
-@cli.FORCE
-@cli.JSON
-@cli.QUIET
-@cli.VERSION
-@cli.reports_errors
+@cli.common_options
 def command(source: str, target: str, as_json: bool, quiet: bool, **options: Any) -> None:
     """Download a level, or upgrade a previous download.
 

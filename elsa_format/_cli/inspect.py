@@ -31,11 +31,7 @@ MOST_COLUMNS = 8
     help="With --html and --json: read the data too, for pictures of masks.",
 )
 @cli.MAX_BYTES
-@cli.FORCE
-@cli.JSON
-@cli.QUIET
-@cli.VERSION
-@cli.reports_errors
+@cli.common_options
 def command(
     source: str,
     printed: str,

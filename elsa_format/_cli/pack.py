@@ -112,11 +112,7 @@ from elsa_format._packing.options import SCOPES
 @cli.OUTPUT
 @cli.shard_size_option
 @cli.JOBS
-@cli.FORCE
-@cli.JSON
-@cli.QUIET
-@cli.VERSION
-@cli.reports_errors
+@cli.common_options
 def command(
     dense: str,
     target: str,

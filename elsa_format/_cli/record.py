@@ -30,11 +30,7 @@ from elsa_format import Metric, cli, record
     "-o", "--output", "target", metavar="OUT", help="Write to this file.  [default: replace NET]"
 )
 @cli.MAX_BYTES
-@cli.FORCE
-@cli.JSON
-@cli.QUIET
-@cli.VERSION
-@cli.reports_errors
+@cli.common_options
 def command(
     source: str,
     metrics: tuple[tuple[str, float], ...],

@@ -3,7 +3,7 @@
 import click
 
 from elsa_format import cli, ship
-from elsa_format._delivery.document import BLOCK, BLOCKS
+from elsa_format._delivery import BLOCK, BLOCKS
 from elsa_format._ship import ShipReport
 
 
@@ -20,11 +20,7 @@ from elsa_format._ship import ShipReport
 )
 @click.option("-j", "--jobs", type=click.IntRange(1), default=1, help="Threads.  [default: 1]")
 @cli.MAX_BYTES
-@cli.FORCE
-@cli.JSON
-@cli.QUIET
-@cli.VERSION
-@cli.reports_errors
+@cli.common_options
 def command(
     source: str,
     target: str,

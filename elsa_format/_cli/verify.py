@@ -20,11 +20,7 @@ from elsa_format._verify import DeliveryReport
 @cli.PRINTED
 @cli.JOBS
 @cli.MAX_BYTES
-@cli.FORCE
-@cli.JSON
-@cli.QUIET
-@cli.VERSION
-@cli.reports_errors
+@cli.common_options
 def command(
     source: str,
     original: str | None,

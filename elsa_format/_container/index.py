@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from elsa_format._container.header import TensorInfo
+from elsa_format._container import SNIFFED, TensorInfo, other_format
 from elsa_format._container.json import dump, is_text, parse_document
-from elsa_format._container.other_format import SNIFFED, other_format
 from elsa_format._errors import InvalidIndex, InvalidJson, InvalidOption, UnsafePath
 
 SUFFIX = ".index.json"
@@ -104,10 +103,7 @@ def parse(raw: bytes, where: str) -> Index:
     problem = None if raw.lstrip()[:1] == b"{" else other_format(raw[:SNIFFED])
     if problem is not None:
         raise InvalidJson(f"{where}: {problem}")
-    try:
-        document = parse_document(raw.decode("utf-8"), where)
-    except UnicodeDecodeError as error:
-        raise InvalidJson(f"{where}: is not UTF-8 at byte {error.start}") from None
+    document = parse_document(raw, where)
     weight_map, metadata = document.get("weight_map"), document.get("metadata", {})
     if (
         not isinstance(weight_map, dict)

@@ -56,15 +56,13 @@ def parse_header(raw: bytes, where: str) -> dict[str, Any]:
         raise InvalidJson(f"{where}: the header starts with {raw[:1]!r}, expected '{{'")
     if not raw.rstrip(b" ").endswith(b"}"):
         raise InvalidJson(f"{where}: the header does not end in '}}' and spaces")
-    try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InvalidJson(f"{where}: the header is not UTF-8 at byte {error.start}") from None
+    text = _decode(raw, f"{where}: the header")
     return _parse(text, f"{where}: header", integer, real)
 
 
-def parse_document(text: str, where: str) -> dict[str, Any]:
-    """A JSON object out of the metadata: the profile, or a level file's description."""
+def parse_document(text: str | bytes, where: str) -> dict[str, Any]:
+    """A JSON object out of the metadata, or a file: the profile, an index, a manifest."""
+    text = text if isinstance(text, str) else _decode(text, f"{where}:")
 
     def integer(digits: str) -> int:
         if len(digits) > 17 or abs(value := int(digits)) > MAX_SAFE_INTEGER:
@@ -77,6 +75,13 @@ def parse_document(text: str, where: str) -> dict[str, Any]:
         return value
 
     return _parse(text, where, integer, real)
+
+
+def _decode(raw: bytes, what: str) -> str:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidJson(f"{what} is not UTF-8 at byte {error.start}") from None
 
 
 def quote(text: str) -> str:

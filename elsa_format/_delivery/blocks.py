@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from elsa_format._delivery import Prefix
 from elsa_format._delivery.codec import Bytes, decode_nested, decode_plain
-from elsa_format._delivery.payloads import CHECKSUM, TOGETHER, Payloads
-from elsa_format._delivery.prefix import Prefix
-from elsa_format._delivery.sequences import Place, Sequence
+from elsa_format._delivery.parts import CHECKSUM, TOGETHER, Payloads, Place, Sequence
 from elsa_format._errors import InvalidDelivery
 from elsa_format._threads import CORES, PATIENCE, Renewed, Task, start
 
@@ -59,7 +58,7 @@ class BlockDecoder:
 
     def _payloads(
         self, sequence: Sequence, blocks: range, words: Words, first: int, last: int
-    ) -> Iterator[tuple[int, Words, Bytes, ListOf[int]]]:
+    ) -> Iterator[tuple[int, Words, Bytes, list[int]]]:
         """Of each block: its words, its payloads one behind the other, and their sizes."""
         parts = [self.prefix.payloads(part) for part in range(first, last + 1)]
         starts = [payloads.first(sequence) + blocks.start for payloads in parts]
@@ -68,12 +67,19 @@ class BlockDecoder:
         done = 0
         while done < len(blocks):
             stop = int(memory.searchsorted(memory[done] + TOGETHER, "right")) - 1
-            if stop <= done + 1:
-                found = [_read_one([(p, s + done) for p, s in zip(parts, starts, strict=True)])]
-            else:
-                found = _read_many(
-                    [(p, a[done : stop + 1]) for p, a in zip(parts, at, strict=True)]
-                )
+            if stop > done + 1:
+                found = _read_many(parts, [a[done : stop + 1].tolist() for a in at])
+            else:  # a large one, whose payloads are read to where they are needed
+                sizes = [max(int(a[done + 1] - a[done]) - CHECKSUM, 0) for a in at]
+                end = CHECKSUM + sum(sizes)
+                joined = np.empty(end, np.uint8)
+                # From the last to the first: a checksum lies where the payload before it will end.
+                for which in reversed(range(len(parts))):
+                    if size := sizes[which]:
+                        view = joined[end - size - CHECKSUM : end]
+                        parts[which].read(int(at[which][done]), view)
+                        end -= size
+                found = [(joined[CHECKSUM:], sizes)]
             for joined, sizes in found:
                 inside = done * sequence.block
                 block = words[inside : inside + sequence.block]
@@ -88,23 +94,12 @@ class BlockDecoder:
 
 
 def _read_many(
-    places: ListOf[tuple[Payloads, NDArray[np.int64]]],
-) -> list[tuple[Bytes, ListOf[int]]]:
+    parts: ListOf[Payloads], positions: ListOf[ListOf[int]]
+) -> list[tuple[Bytes, list[int]]]:
     """The payloads of each of several small blocks."""
-    rows = zip(*(payloads.read_many(at.tolist()) for payloads, at in places), strict=True)
+    found = (part.read_many(places) for part, places in zip(parts, positions, strict=True))
+    rows = zip(*found, strict=True)
     return [(np.frombuffer(b"".join(row), np.uint8), [len(it) for it in row]) for row in rows]
-
-
-def _read_one(places: ListOf[tuple[Payloads, int]]) -> tuple[Bytes, ListOf[int]]:
-    """The payloads of a large block, read to where they are needed."""
-    sizes = [payloads.size(number) for payloads, number in places]
-    end = CHECKSUM + sum(sizes)
-    joined = np.empty(end, np.uint8)
-    # From the last to the first: a checksum lies where the payload before it will end.
-    for (payloads, number), size in zip(reversed(places), reversed(sizes), strict=True):
-        payloads.read(number, joined[end - size - CHECKSUM : end])
-        end -= size
-    return joined[CHECKSUM:], sizes
 
 
 def at_once(sequence: Sequence, jobs: int = CORES) -> int:
@@ -119,7 +114,7 @@ class Blocks(Renewed):
     """The batches of blocks that were used last, and those that will be used next."""
 
     def __init__(self, decoder: BlockDecoder) -> None:
-        self._decoder = decoder
+        self.decoder = decoder
         super().__init__()
 
     def renew(self) -> None:
@@ -138,8 +133,12 @@ class Blocks(Renewed):
                 last = min(number + at_once(place.sequence), stop)
                 following = [self._batch(place, part, n) for n in range(number + 1, last)]
             for other in following:
-                other.begin()
-            return batch.get()
+                if other.taken.acquire(blocking=False):
+                    start(other)
+            if batch.taken.acquire(blocking=False):
+                batch()
+            batch.wait()
+            return batch.words
         except BaseException:  # Ctrl-C, perhaps: whoever asks again gets it anew
             with self._lock:
                 left = [(key, found) for key, found in self._found.items() if found is not batch]
@@ -160,46 +159,25 @@ class Blocks(Renewed):
         words: Words = np.empty(size, sequence.words)
         blocks = sequence.blocks_of(number)
         if place.part == 0:
-            task = Task(self._decoder.nested, sequence, blocks, words, part)
+            batch = _Batch(words, self.decoder.nested, sequence, blocks, words, part)
         else:
-            task = Task(self._decoder.plain, place.part, sequence, blocks, words)
-        self._found[key] = _Batch(words, task)
-        return self._found[key]
+            batch = _Batch(words, self.decoder.plain, place.part, sequence, blocks, words)
+        self._found[key] = batch
+        return batch
 
     def close(self) -> None:
         """Forget them, when no thread reads the file any more."""
         until = time.monotonic() + PATIENCE
         for batch in self._found.values():
-            batch.abandon(until)
+            if not batch.taken.acquire(blocking=False):
+                batch.abandon(until)
         self._found.clear()
 
 
-class _Batch:
-    """Blocks that are decoded by whoever needs it first, or before that in a thread."""
+class _Batch(Task):
+    """Blocks that are decoded by whoever needs them first, or before that in a thread."""
 
-    def __init__(self, words: Words, task: Task) -> None:
-        self.words, self._task = words, task
-        self._lock, self._begun = allocate_lock(), False
-
-    def _first(self) -> bool:
-        """Whether nobody has begun with them."""
-        with self._lock:
-            begun, self._begun = self._begun, True
-        return not begun
-
-    def begin(self) -> None:
-        """Let a thread decode them."""
-        if self._first():
-            start(self._task)
-
-    def get(self) -> Words:
-        """Their words."""
-        if self._first():
-            self._task()
-        self._task.wait()
-        return self.words
-
-    def abandon(self, until: float) -> None:
-        """Be done with them, and wait for their thread no longer than until then."""
-        if not self._first():
-            self._task.abandon(until)
+    def __init__(self, words: Words, *call: Any) -> None:
+        super().__init__(*call)
+        self.words, self.taken = words, allocate_lock()
+        """Whoever has the lock decodes them, and keeps it."""

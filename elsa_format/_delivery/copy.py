@@ -9,10 +9,9 @@ from pathlib import Path
 
 import xxhash
 
-from elsa_format._container.header import LENGTH_BYTES, MAX_HEADER, read_header
+from elsa_format._container import LENGTH_BYTES, MAX_HEADER, read_header
 from elsa_format._container.index import is_url
-from elsa_format._delivery import document as _document
-from elsa_format._delivery.prefix import COPIED, Prefix
+from elsa_format._delivery import Prefix, parse
 from elsa_format._errors import (
     FormatError,
     Incomplete,
@@ -21,8 +20,8 @@ from elsa_format._errors import (
 )
 from elsa_format._options import Limit
 from elsa_format._output.atomic import unfinished
-from elsa_format._storage import Reader, Storage, open_storage, open_url
-from elsa_format._storage.base import PositionedStorage
+from elsa_format._storage import PositionedStorage, Reader, Storage, open_storage, open_url
+from elsa_format._storage.local import COPIED
 from elsa_format._threads import Meter
 
 try:
@@ -59,12 +58,6 @@ class Copy(PositionedStorage):
         self._start = b""
         self._damaged: set[int] = set()
 
-    def __enter__(self) -> "Copy":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
     def close(self) -> None:
         """Close both; an output that came into being here and holds nothing goes again."""
         if self._remote is not None:
@@ -85,11 +78,11 @@ class Copy(PositionedStorage):
         self.name = self._remote.name
         header = read_header(self._remote.front(), self.name, self._limit)
         self.read += header.data_start
-        if shard and not _document.is_delivery(header):
+        if shard and header.kind != "delivery":
             raise InvalidIndex(
                 f"{self.name}: is not a delivery file, as all shards of its index must be"
             )
-        self._document = _document.parse(header, self.name)
+        self._document = parse(header, self.name)
         self._document.check_end(self._remote.size, self.name)
         raw = len(header.raw).to_bytes(LENGTH_BYTES, "little") + header.raw
         if self.have > self._document.ends[-1] or raw[: len(local)] != local[: len(raw)]:
@@ -161,7 +154,7 @@ class Copy(PositionedStorage):
 
     def _download(self, start: int, stop: int) -> bytes:
         data = bytearray()
-        with contextlib.closing(self._reader(start, stop)) as reader:
+        with self._reader(start, stop) as reader:
             while start + len(data) < stop:
                 data += self._receive(reader, start + len(data), stop)
         return bytes(data)
@@ -251,7 +244,7 @@ class Copy(PositionedStorage):
         """Download what is missing or damaged, part by part."""
         self._write_start()
         before, ends = self.have, self._document.ends
-        with contextlib.closing(self._reader(before, ends[part + 1])) as reader:
+        with self._reader(before, ends[part + 1]) as reader:
             for number in range(1, part + 1):
                 start, stop = ends[number], ends[number + 1]
                 if number in self._damaged:
@@ -290,7 +283,7 @@ class Copy(PositionedStorage):
         if self._remote.size is not None:
             return
         end = self._document.ends[-1]
-        with contextlib.closing(self._remote.reader(end, end + 1)) as reader:
+        with self._remote.reader(end, end + 1) as reader:
             if reader.read(1):
                 self._document.check_end(end + 1, self.name)
 

@@ -10,10 +10,9 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from elsa_format._container.header import LENGTH_BYTES, Header, TensorInfo
+from elsa_format._container import LENGTH_BYTES, Header, TensorInfo
 from elsa_format._delivery.codec import Bytes, encode_nested, encode_plain
-from elsa_format._delivery.payloads import CHECKSUM, SIZE, index_bytes
-from elsa_format._delivery.sequences import BlockPlan, Place, Sequence
+from elsa_format._delivery.parts import CHECKSUM, SIZE, BlockPlan, Place, Sequence, index_bytes
 from elsa_format._memory import BLOCK, aligned, give_block, take_block
 from elsa_format._profile import Profile
 from elsa_format._storage import Closing

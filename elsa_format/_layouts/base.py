@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from elsa_format._container.header import RESERVED, TensorInfo
+from elsa_format._container import RESERVED, TensorInfo
 from elsa_format._counters import count_kept
 from elsa_format._errors import CountMismatch, InvalidLayout, Truncated, UnsupportedFeature
 from elsa_format._storage import Reader, fill

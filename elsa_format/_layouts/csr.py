@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elsa_format import _kernels
+from elsa_format._container import TensorInfo
 from elsa_format._container.dtypes import DTYPES, Dtype
-from elsa_format._container.header import TensorInfo
 from elsa_format._counters import csr
 from elsa_format._errors import InvalidLayout, UnsupportedFeature
 from elsa_format._layouts.base import (

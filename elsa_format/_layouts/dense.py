@@ -5,7 +5,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from elsa_format import _kernels
-from elsa_format._container.header import TensorInfo
+from elsa_format._container import TensorInfo
 from elsa_format._counters import NOT_ZERO
 from elsa_format._layouts.base import Encoder, Layout, Piece
 

@@ -8,20 +8,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from elsa_format._container.header import DOCUMENTS, RESERVED, Header, TensorInfo
+from elsa_format._container import DOCUMENTS, RESERVED, Header, Kind, TensorInfo
 from elsa_format._counters import MAX_BITS, NOT_ZERO
 from elsa_format._errors import InvalidOption, NoSuchLevel, NotElsa
 from elsa_format._layouts import LayoutName, TensorMask
 from elsa_format._options import renamed
 from elsa_format._profile import LevelLike, LevelNumber, Profile
 from elsa_format._storage import Closing, Fillable
-
-Kind = Literal["elsa", "level", "delivery"]
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,12 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from elsa_format._container.header import TensorInfo
+from elsa_format._container import TensorInfo
 from elsa_format._errors import TrailingData
 from elsa_format._network.base import Network, TensorBytes
 from elsa_format._profile import LevelNumber
-from elsa_format._storage import Reader, SpooledStorage, Storage
+from elsa_format._storage import Reader, Storage
+from elsa_format._storage.local import SpooledStorage
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +41,9 @@ class StoredNetwork(Network):
     def rereadable(self) -> Self:
         if self.storage.size is not None:
             return self
-        return replace(self, storage=SpooledStorage(self.storage, self.header.data_start))
+        storage = SpooledStorage(self.storage, self.header.data_start)
+        storage.keep()
+        return replace(self, storage=storage)
 
     def check_unchanged(self) -> None:
         self.storage.check_unchanged()

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, TypeGuard, TypeVar
 
 from elsa_format._container.index import is_url
-from elsa_format._output import base
-from elsa_format._output.atomic import AtomicFile, new_folders
-from elsa_format._output.base import Output
+from elsa_format._output import atomic
+from elsa_format._output.atomic import AtomicFile, Output, new_folders
 from elsa_format._output.streams import Pipe, SpooledPipe
 from elsa_format._threads import Meter, Progress, no_progress
 
@@ -110,7 +109,7 @@ class Transaction(contextlib.ExitStack):
         """Let all outputs appear, or none; progress is that of sending them to a store."""
         self.sync(progress)
         outputs = [*self.outputs, *filter(None, [self.index])]
-        with base.names:
+        with atomic.names:
             try:
                 self.retire_index()
                 self.publish(outputs[:-1])
@@ -134,14 +133,14 @@ class Transaction(contextlib.ExitStack):
         """Remove an old index before what it names is replaced."""
         if self.index is not None and self.force:
             self.index.unpublish()
-            base.settle([self.index])
+            atomic.settle([self.index])
 
     def publish(self, outputs: Sequence[Output]) -> None:
         """Let some appear, durably."""
         for output in outputs:
             output.publish()
             self._published.append(output)
-        base.settle(outputs)
+        atomic.settle(outputs)
 
     def unpublish(self) -> None:
         """Take back what has appeared, the last first."""

@@ -1,16 +1,83 @@
-"""A file that appears whole or not at all."""
+"""What an output is; and the one that most are: a file that appears whole or not at all."""
 
 import contextlib
 import errno
 import os
 import threading
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from elsa_format._errors import OutputExists
-from elsa_format._output import base
-from elsa_format._output.base import Output, Tick
+
+Tick = Callable[[int], object]
+"""Called with bytes that were sent."""
+
+names = threading.RLock()
+"""Held while names come and go: who has it finds all as it was, or all as it will be."""
+
+
+def _renew() -> None:
+    global names
+    names = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):  # a fork has none of its parent's threads
+    os.register_at_fork(after_in_child=_renew)
+
+
+class Output(ABC):
+    """A place to write bytes at positions; nothing counts before `commit`."""
+
+    name = ""
+    """For messages, if it has one."""
+    path: Path | None = None
+    """Where it will be, if that is a file on this machine."""
+    waiting = 0
+    """Bytes that `sync` has to send."""
+
+    @abstractmethod
+    def write_at(self, position: int, data: Any) -> None:
+        """Write all of a buffer at a position."""
+
+    def commit(self) -> None:
+        """Let it appear by itself; several that belong together are a `Transaction`."""
+        self.sync()
+        with names:
+            self.publish()
+        settle([self])
+        self.discard()
+
+    def sync(self, tick: Tick = lambda size: None) -> None:  # noqa: B027
+        """Have all bytes where they will stay; what may take long is done here, and counted."""
+
+    def put_away(self) -> None:
+        """Wait, with all bytes written, as a process can have only so many files open."""
+        self.sync()
+
+    def publish(self) -> None:  # noqa: B027
+        """Appear, after `sync`."""
+
+    def unpublish(self) -> None:  # noqa: B027
+        """Undo `publish`; what it replaced is gone."""
+
+    def discard(self) -> None:  # noqa: B027
+        """Leave nothing; what was published stays."""
+
+
+def settle(outputs: Iterable[Output]) -> None:
+    """Make the names of files durable, as far as they are on this machine."""
+    for folder in {output.path.parent for output in outputs if output.path is not None}:
+        with contextlib.suppress(OSError):  # not every directory can be synced
+            opened = os.open(folder, os.O_RDONLY)
+            try:
+                os.fsync(opened)
+            finally:
+                os.close(opened)
+
+
+# --- Files ---------------------------------------------------------------------------------------
 
 _OPEN_FILES = "/proc/self/fd"
 
@@ -22,7 +89,7 @@ _folders: list[Path] = []
 
 def leave_nothing(seconds: float) -> None:
     """Remove what is unfinished, and let no name come or go any more: the process ends."""
-    base.names.acquire(timeout=seconds)
+    names.acquire(timeout=seconds)
     for path in [*unfinished]:
         path.unlink(missing_ok=True)
     for folder in reversed(_folders):
@@ -37,13 +104,13 @@ def new_folders(path: Path) -> Iterator[None]:
     made: list[Path] = []
     try:
         for folder in reversed(missing):
-            with base.names:
+            with names:
                 folder.mkdir(exist_ok=True)
                 made.append(folder)
                 _folders.append(folder)
         yield
     finally:
-        with base.names:
+        with names:
             for folder in reversed(made):
                 _remove_empty(folder)
                 _folders.remove(folder)
@@ -86,7 +153,7 @@ class AtomicFile(Output):
                 return os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o666)
         # Without O_BINARY, Windows would write a carriage return before every byte 10.
         flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | getattr(os, "O_BINARY", 0)
-        with base.names:
+        with names:
             try:
                 return os.open(self._take_temporary(), flags, 0o666)
             except BaseException:
@@ -132,7 +199,7 @@ class AtomicFile(Output):
         self.sync()
         with self._naming_output():
             if self._temporary is None:
-                with base.names:
+                with names:
                     _link_open_file(self.fd, self._take_temporary())
             self._close()
 
@@ -194,7 +261,7 @@ class AtomicFile(Output):
     def discard(self) -> None:
         """Close; what has only a temporary name goes."""
         self._close()
-        with base.names:
+        with names:
             self._remove_temporary()
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from elsa_format._container.index import redact
 from elsa_format._errors import InvalidOption, OutputExists, RemoteError
-from elsa_format._output import base
-from elsa_format._output.base import Tick
+from elsa_format._output import atomic
+from elsa_format._output.atomic import Tick
 from elsa_format._output.streams import Spool
 from elsa_format._storage.fsspec import find_store, store_errors
 from elsa_format._threads import PATIENCE, Stopped, Task, run
@@ -35,7 +35,7 @@ def leave_nothing(seconds: float) -> None:
     if not _unfinished:
         return
     _ending, until = True, time.monotonic() + seconds
-    base.names.acquire(timeout=seconds / 2)
+    atomic.names.acquire(timeout=seconds / 2)
     task = Task(run, StoreFile.take_back, list(_unfinished), AT_A_TIME)
     _thread.start_new_thread(task, ())  # a store may not answer
     task.abandon(until)

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import IO, Any
 
-from elsa_format._output.base import Output, Tick
+from elsa_format._output.atomic import Output, Tick
 
 
 class Pipe(Output):

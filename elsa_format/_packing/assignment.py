@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elsa_format import _kernels
-from elsa_format._container.header import TensorInfo
+from elsa_format._container import TensorInfo
 from elsa_format._counters import MAX_LEVELS, Words
 from elsa_format._errors import CounterOutOfRange, InfeasibleLevels, NotNested, TensorMismatch
 from elsa_format._memory import BLOCK
-from elsa_format._packing.checkpoint import Checkpoint, same_tensor, word_blocks
+from elsa_format._packing import Checkpoint, same_tensor, word_blocks
 from elsa_format._profile import MetricInfo
 from elsa_format._threads import Progress
 from elsa_format._writer import LevelSpec

@@ -17,16 +17,16 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from numpy.typing import NDArray
 
+from elsa_format._container import TensorInfo
 from elsa_format._container.dtypes import of_array
-from elsa_format._container.header import TensorInfo
 from elsa_format._container.index import is_url
 from elsa_format._counters import Words, refuse_unpackable, words_of
 from elsa_format._directory import is_directory
 from elsa_format._errors import InvalidOption, TensorMismatch
 from elsa_format._memory import BLOCK
 from elsa_format._options import check_int, one_of
+from elsa_format._packing import Checkpoint, array_blocks, plugged_in, same_tensor
 from elsa_format._packing.assignment import Append, Assignment, Counters, specs_of
-from elsa_format._packing.checkpoint import Checkpoint, array_blocks, plugged_in, same_tensor
 from elsa_format._packing.layers import unpruned
 from elsa_format._profile import MetricInfo, variant_name
 from elsa_format._threads import Progress, tell

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from elsa_format._container.header import TensorInfo
+from elsa_format._container import TensorInfo
 from elsa_format.levels import Pattern
 
 Shapes = Mapping[str, Sequence[int]]

@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from elsa_format._container import SNIFFED, TensorInfo, other_format
 from elsa_format._container.dtypes import of_array
-from elsa_format._container.header import TensorInfo
 from elsa_format._container.json import MAX_OFFSET
-from elsa_format._container.other_format import SNIFFED, other_format
 from elsa_format._errors import ElsaError, InvalidCheckpoint
-from elsa_format._packing.checkpoint import Checkpoint, array_blocks
+from elsa_format._packing import Checkpoint, array_blocks
 
 
 class NpzCheckpoint(Checkpoint):

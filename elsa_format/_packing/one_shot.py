@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elsa_format import _kernels
+from elsa_format._container import TensorInfo, lay_out
 from elsa_format._container.dtypes import DTYPES, Dtype
-from elsa_format._container.header import TensorInfo, lay_out
 from elsa_format._counters import Words
 from elsa_format._errors import InfeasibleLevels
 from elsa_format._memory import BLOCK
+from elsa_format._packing import Checkpoint, word_blocks
 from elsa_format._packing.assignment import Assignment, Counters, Tick, specs_of
-from elsa_format._packing.checkpoint import Checkpoint, word_blocks
 from elsa_format._packing.layers import common_group, uneven
 from elsa_format._packing.options import Scope
 from elsa_format.levels import Pattern, kept_count

@@ -8,10 +8,11 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, TypedDict, cast, get_args
 
-from elsa_format._container.header import TensorInfo
+from elsa_format._container import TensorInfo
 from elsa_format._counters import MAX_LEVELS, ROUNDINGS, Rounding
 from elsa_format._errors import ConflictingOptions, NoSuchTensor
 from elsa_format._options import check_int, one_of, strings
+from elsa_format._packing import Checkpoint, CheckpointLike
 from elsa_format._packing.calibration import (
     Calibration,
     CalibrationOptions,
@@ -19,7 +20,6 @@ from elsa_format._packing.calibration import (
     KeepDense,
     not_chosen,
 )
-from elsa_format._packing.checkpoint import Checkpoint, CheckpointLike
 from elsa_format._packing.layers import common_group, input_axes, uneven, unpruned
 from elsa_format.levels import Pattern, Sparsity, check_levels, parse_sparsities
 

@@ -10,14 +10,12 @@ from typing import Unpack
 
 import numpy as np
 
-from elsa_format._container.header import TensorInfo
+from elsa_format._container import TensorInfo
 from elsa_format._container.index import is_index, is_url
 from elsa_format._container.json import is_text
 from elsa_format._counters import MAX_LEVELS, Embedding, Words, bits_for, check_bits
-from elsa_format._delivery.estimate import estimated_downloads
-from elsa_format._destination import check_shard_size, group_tensors
+from elsa_format._destination import DirectoryTarget, check_shard_size, group_tensors, in_directory
 from elsa_format._directory import is_directory
-from elsa_format._directory.target import DirectoryTarget, in_directory
 from elsa_format._errors import (
     ConflictingOptions,
     InfeasibleLevels,
@@ -26,9 +24,11 @@ from elsa_format._errors import (
     OutputExists,
     TensorMismatch,
 )
+from elsa_format._level_header import estimated_downloads
 from elsa_format._memory import BLOCK, give_block, take_block
 from elsa_format._options import check_int
 from elsa_format._output import Target
+from elsa_format._packing import Checkpoint, CheckpointLike, open_checkpoint
 from elsa_format._packing.assignment import Assignment, GivenCounters, NestedCheckpoints
 from elsa_format._packing.calibration import (
     Calibration,
@@ -36,7 +36,6 @@ from elsa_format._packing.calibration import (
     one_shot_notes,
     open_calibration,
 )
-from elsa_format._packing.checkpoint import Checkpoint, CheckpointLike, open_checkpoint
 from elsa_format._packing.layers import empty_layers, transformer_notes
 from elsa_format._packing.one_shot import MagnitudeLevels, PatternLevels
 from elsa_format._packing.options import PackFields, PackOptions, TensorChoice, choose_tensors

@@ -8,7 +8,7 @@ from typing import Any
 from elsa_format._container.index import redact
 from elsa_format._errors import ElsaError, RemoteError
 from elsa_format._installed import install_command
-from elsa_format._storage.base import Reader, Window
+from elsa_format._storage import Reader, Window
 from elsa_format._storage.local import StreamStorage
 from elsa_format._threads import Stopped
 

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from elsa_format._container.header import LENGTH_BYTES, MAX_HEADER, Readable
+from elsa_format._container import LENGTH_BYTES, MAX_HEADER, Readable
 from elsa_format._container.index import redact
 from elsa_format._errors import InputChanged, RemoteError
-from elsa_format._storage.base import Reader
+from elsa_format._storage import Reader, Storage
 from elsa_format._storage.http_client import (
     SLOWEST,
     Connections,
@@ -89,7 +89,7 @@ class _Version:
         return any(a is not None and b is not None and a != b for a, b in pairs)
 
 
-class HttpStorage(Renewed):
+class HttpStorage(Storage, Renewed):
     """A file on an HTTP server; its first bytes are fetched at once."""
 
     high_latency = True
@@ -103,16 +103,11 @@ class HttpStorage(Renewed):
         self._rest: _Response | None = None
         self.received = 0
         """Bytes of files that came, those that were read over included."""
-        with contextlib.closing(HttpReader(self, 0, first)) as reader:
+        with HttpReader(self, 0, first) as reader:
             parts = []
             while part := reader.read(first):
                 parts.append(part)
         self._head = b"".join(parts)
-
-    @property
-    def size(self) -> int | None:
-        """Bytes in all, as the server says."""
-        return self._version.size if self._version else None
 
     @property
     def sends_all(self) -> bool:
@@ -139,12 +134,6 @@ class HttpStorage(Renewed):
     def renew(self) -> None:
         """Be unlocked."""
         self._lock = allocate_lock()
-
-    def mapped(self) -> None:
-        """Nothing is on this machine."""
-
-    def check_unchanged(self, *, grows: bool = False) -> None:
-        """Every answer was compared with the first."""
 
     def close(self) -> None:
         """Drop what a server would have gone on to send; other connections are the readers'."""
@@ -206,7 +195,7 @@ class HttpStorage(Renewed):
     def _compare(self, version: _Version) -> None:
         with self._lock:
             if self._version is None:
-                self._version = version
+                self._version, self.size = version, version.size
             elif self._version.differs(version):
                 raise InputChanged(f"{self.name}: changed while it was read; run again")
 

@@ -1,6 +1,5 @@
 """Files on this machine, and streams that callers hand over."""
 
-import contextlib
 import errno
 import io
 import mmap
@@ -15,8 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elsa_format._errors import InputChanged
-from elsa_format._storage.base import PositionedStorage, Reader, Storage, stream_name
+from elsa_format._storage import PositionedStorage, Reader, Storage
 from elsa_format._threads import Renewed
+
+COPIED = 1 << 18
+"""Bytes taken from a connection or a pipe at a time."""
 
 
 class InputFile(io.FileIO):
@@ -129,10 +131,9 @@ class StreamStorage(PositionedStorage, Renewed):
 class PipeStorage(PositionedStorage):
     """A stream that is read once, from where it is to its end."""
 
-    size = None
-
-    def __init__(self, stream: IO[bytes], name: str, *, owned: bool = False) -> None:
-        self.name, self._stream, self._owned = name, stream, owned
+    def __init__(self, stream: IO[bytes], name: str | None = None, *, owned: bool = False) -> None:
+        self.name = stream_name(stream) if name is None else name
+        self._stream, self._owned = stream, owned
         self.position = 0
         """Bytes that were read."""
 
@@ -157,22 +158,63 @@ class PipeStorage(PositionedStorage):
 
 
 class SpooledStorage(StreamStorage):
-    """What is left of a pipe, copied to disk: some layouts are read at several places at once."""
+    """What is read front to back, a pipe or a URL, in a temporary file as far as it is needed.
 
-    def __init__(self, pipe: Storage, start: int) -> None:
-        self._offset = start
-        # Closed when it is no longer used; it has no name.
-        file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
-        with contextlib.closing(pipe.reader(start, sys.maxsize)) as reader:
-            while block := reader.read(1 << 20):
-                view = memoryview(block)
-                while view:
-                    view = view[file.write(view) :]
-        super().__init__(file, pipe.name)
-        self.size += start
+    Some layouts are read at several places at once. A level of a delivery file needs bytes of
+    several places for each block, and an upgrade all that came before.
+    """
+
+    def __init__(self, upstream: Storage, start: int) -> None:
+        """Keep what comes from `start` on; what was before is known."""
+        self._upstream, self._offset, self.have = upstream, start, start
+        file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - see close
+        super().__init__(file, upstream.name)
+        self.size: int | None = upstream.size  # type: ignore[assignment]
+
+    def renew(self) -> None:
+        """Be unlocked, and not growing."""
+        super().renew()
+        self._growth = allocate_lock()
+
+    def keep(self, stop: int = sys.maxsize) -> int:
+        """Have the bytes up to `stop`, or as many as there are; how many there are."""
+        with self._growth:
+            if self.have >= stop:
+                return self.have
+            with self._upstream.reader(self.have, stop) as reader:
+                while self.have < stop and (data := reader.read(min(stop - self.have, COPIED))):
+                    self._write(self.have - self._offset, memoryview(data))
+                    self.have += len(data)
+            if self.have < stop and self.size is None:
+                self.size = self.have
+            return self.have
+
+    def _write(self, position: int, view: memoryview) -> None:
+        while view:
+            if hasattr(os, "pwrite"):  # a forked child shares the position
+                done = os.pwrite(self._stream.fileno(), view, position)
+            else:
+                with self._lock:
+                    self._stream.seek(position)
+                    done = self._stream.write(view)
+            view, position = view[done:], position + done
+
+    def check_unchanged(self, *, grows: bool = False) -> None:
+        """Ask where the bytes come from."""
+        self._upstream.check_unchanged(grows=grows)
 
     def close(self) -> None:
+        """Forget them."""
         self._stream.close()
+        self._upstream.close()
+
+
+def stream_name(stream: IO[bytes]) -> str:
+    """A name for messages."""
+    if stream is getattr(sys.stdin, "buffer", None):
+        return "<stdin>"
+    name = getattr(stream, "name", None)
+    return name if isinstance(name, str) else "<stream>"
 
 
 def _is_plain_file(stream: IO[bytes]) -> bool:

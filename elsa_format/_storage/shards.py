@@ -1,17 +1,15 @@
 """An index, and the places of its shards (spec §10)."""
 
 import os
-from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote
 
-from elsa_format._container.header import MAX_HEADER, read_exactly
+from elsa_format._container import MAX_HEADER, read_exactly
 from elsa_format._container.index import Index, is_url, redact
 from elsa_format._container.index import parse as parse_index
 from elsa_format._errors import InvalidIndex, UnsafePath
 from elsa_format._options import Limit
-from elsa_format._storage import open_storage
-from elsa_format._storage.base import Source
+from elsa_format._storage import Source, open_storage
 
 
 def read_index(source: Source, limit: Limit | None = None) -> tuple[Index, str]:
@@ -24,7 +22,7 @@ def read_index_bytes(
     source: Source, limit: Limit | None = None, *, most: int = MAX_HEADER
 ) -> tuple[bytes, str]:
     """An index, or a manifest, as it is stored, and its name for messages."""
-    with closing(open_storage(source)) as storage:
+    with open_storage(source) as storage:
         where, stated = storage.name, storage.size or 0
         if limit is not None:
             limit.header(stated, where)

@@ -34,7 +34,7 @@ def of_whole(vector: Vector) -> bool:
 
 def prefix_of(file: elsa_format.File) -> Any:
     """What was read of a delivery file."""
-    return file.network.delivery.prefix
+    return file.network.prefix
 
 
 def whole(source: Path | io.BytesIO) -> bytes:

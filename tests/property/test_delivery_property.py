@@ -36,7 +36,7 @@ def test_ship_and_back(network: Network, block: int, jobs: int) -> None:
                 assert {n: a.tobytes() for n, a in grown.items()} == {
                     name: array.tobytes() for name, array in wanted.items()
                 }
-        ends = delivery.network.delivery.prefix.document.ends
+        ends = delivery.network.prefix.document.ends
     assert verify(io.BytesIO(shipped.getvalue())).digests == levels
     assert report.sizes["dense"] == ends[-1]
     if block >= BLOCK:
