@@ -26,10 +26,14 @@ RAISE = 3.0
 class Settings:
     """What the equations leave open."""
 
-    ridge: float = 0.03
+    ridge: float = 0.05
     """Of the mean variance of the inputs: how much the weights are held to where they were."""
-    mix: float = 1.0
-    """How far a level is to undo what earlier layers lost: 1 wholly, 0 not at all."""
+    mix: float | None = None
+    """How far a level is to undo what earlier layers lost: 1 wholly, 0 not at all.
+
+    None: wholly in networks with convolutions, half-way in others, whose layers mostly add to what
+    passes beside them.
+    """
     exact: bool = False
     """Whether the dense network keeps its weights, so that only masks are chosen."""
     bound: float = 0.01
@@ -68,6 +72,7 @@ def solve_layer(
 
     `matters` says how much each output does, where outputs are known to differ in that.
     """
+    assert settings.mix is not None
     moments = [mixed(one, own, settings.mix, work) for one in moments]
     if not layer.nested:
         return _refit(layer, own, moments, settings)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
 
@@ -67,7 +67,7 @@ class Sweep:
         threads: int | None = None,
     ) -> None:
         self.model, self.levels, self.scope = model, list(levels), scope
-        self.settings = settings or Settings()
+        self.settings = _for_network(settings or Settings(), model)
         self.all_classes, self.threads = all_classes, threads
         count = len(model.batches)
         if count < 2 or sum(model.batches) < 4:
@@ -233,6 +233,14 @@ class Sweep:
         times = len(self.levels) + 1
         every = [layer for stage in self.model.stages for layer in stage]
         return sum(_share(layer) * (times + (curves and layer.nested)) for layer in every)
+
+
+def _for_network(settings: Settings, model: Model) -> Settings:
+    """The settings with those that depend on the network."""
+    if settings.mix is not None:
+        return settings
+    convolutions = any(layer.kernel > 1 for stage in model.stages for layer in stage)
+    return replace(settings, mix=1.0 if convolutions else 0.5)
 
 
 def spread(batches: Sequence[int], part: Fraction) -> list[int]:
