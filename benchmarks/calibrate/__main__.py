@@ -12,8 +12,8 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.calibrate import RUNS
-from benchmarks.calibrate.methods import METHODS, NETWORKS, Network, Run, opened
-from benchmarks.calibrate.table import ORIGINAL, Found, path_of, put, runs, tables, write
+from benchmarks.calibrate.methods import METHODS, NETWORKS, TRADES, Network, Run, opened
+from benchmarks.calibrate.table import ORIGINAL, Found, path_of, runs, show, write
 
 
 def measure(network: Network, run: Run, data: Path | None) -> Found:
@@ -41,8 +41,8 @@ def main() -> None:
     parser.add_argument("--methods", default=",".join(METHODS), help="of all: %(default)s")
     parser.add_argument("--again", action="store_true", help="measure what is finished, too")
     given = parser.parse_args()
-    if unknown := set(methods := given.methods.split(",")) - set(METHODS):
-        parser.error(f"no method {min(unknown)!r}; there are {', '.join(METHODS)}")
+    if unknown := set(methods := given.methods.split(",")) - {*METHODS, *TRADES}:
+        parser.error(f"no method {min(unknown)!r}; there are {', '.join({**METHODS, **TRADES})}")
     network = opened(given.name, given.data)
     folder = RUNS / given.name
     folder.mkdir(parents=True, exist_ok=True)
@@ -52,12 +52,12 @@ def main() -> None:
             continue
         found = measure(network, run, given.data)
         write(folder, run, found)
-        put(given.name, tables(network, folder, given.draws))
+        show(network, folder, given.draws)
         for level, scores in found.scores.items():
             shown = (f"{network.measures[name].show(s.mean)} {name}" for name, s in scores.items())
             print(f"{run.method} {level}, draw {run.draw}: {', '.join(shown)}", flush=True)
         print(f"{found.seconds:.0f} s, {found.peak / 1e9:.1f} GB", flush=True)
-    put(given.name, tables(network, folder, given.draws))
+    show(network, folder, given.draws)
 
 
 if __name__ == "__main__":

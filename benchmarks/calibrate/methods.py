@@ -25,6 +25,13 @@ METHODS = {
     "exact": "nested, dense exact",
 }
 """Titles of the columns."""
+TRADES: dict[str, tuple[str, dict[str, Any]]] = {
+    "sparse": ("`--favour sparse`", {"favour": "sparse"}),
+    "nested": ("default", {}),
+    "dense": ("`--favour dense`", {"favour": "dense"}),
+    "exact": ("`--keep-dense exact`", {"keep_dense": "exact"}),
+}
+"""Ways to nest all levels: titles of the columns where they are compared, and their options."""
 
 
 class Network(Protocol):
@@ -114,8 +121,8 @@ class Run:
     def pack(self, network: Network, out: Path) -> None:
         """Nest the levels and write the file."""
         template = out.with_suffix(".onnx") if network.template else None
-        exact = {"keep_dense": "exact"} if self.method == "exact" else {}
-        asked = PackOptions(sparsities=self.levels, calibrate=network, **exact).calibration
+        _, fields = TRADES.get(self.method, ("", {}))
+        asked = PackOptions(sparsities=self.levels, calibrate=network, **fields).calibration
         found = network.calibration(self.draw, asked)
         if self.method == "magnitude" and ":" not in self.levels:  # of the same tensors
             names = tuple(found.nested)

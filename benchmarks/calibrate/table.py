@@ -1,13 +1,13 @@
 """What was measured, kept in a file for each run, and the tables that the page shows of it."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.calibrate.methods import METHODS, Network, Run
+from benchmarks.calibrate.methods import METHODS, TRADES, Network, Run
 from benchmarks.calibrate.scores import Measure, Scores
 
 PAGE = Path(__file__).parents[2] / "docs" / "calibrate.md"
@@ -64,12 +64,20 @@ def runs(method: str, draw: int) -> list[Run]:
     return [Run(method, some, draw) for some in levels]
 
 
-def tables(network: Network, folder: Path, draws: int) -> str:
+def trade(network: Network, folder: Path, draws: int) -> str:
+    """The table of what the trade between levels and the dense network costs; its first measure."""
+    titles = {method: title for method, (title, _) in TRADES.items()}
+    return (
+        tables(network, folder, draws, titles).partition("\n\n" + network.title)[0].rstrip() + "\n"
+    )
+
+
+def tables(network: Network, folder: Path, draws: int, titles: Mapping[str, str] = METHODS) -> str:
     """The tables of a network, one for each measure; the first with time and memory."""
     original = read(folder, ORIGINAL)
     if original is None:
         return "Not measured yet.\n"
-    columns = {method: _columns(folder, method, draws) for method in METHODS}
+    columns = {method: _columns(folder, method, draws) for method in titles}
     columns = {method: found for method, found in columns.items() if any(found.values())}
     parts = []
     for number, (name, measure) in enumerate(network.measures.items()):
@@ -77,7 +85,9 @@ def tables(network: Network, folder: Path, draws: int) -> str:
         lines = [
             f"{network.title}: {measure.title}; original {measure.show(reference.mean)}.",
             "",
-            "| level | " + " | ".join(map(_head, columns, columns.values())) + " |",
+            "| level | "
+            + " | ".join(_head(titles[m], found) for m, found in columns.items())
+            + " |",
             "| --- " * (1 + len(columns)) + "|",
         ]
         for levels in LEVELS:
@@ -105,8 +115,8 @@ def _columns(folder: Path, method: str, draws: int) -> Column:
     return {run: one for run, one in found.items() if one is not None}
 
 
-def _head(method: str, column: Column) -> str:
-    return f"{METHODS[method]} ({len({run.draw for run in column})})"
+def _head(title: str, column: Column) -> str:
+    return f"{title} ({len({run.draw for run in column})})"
 
 
 def _scores(column: Column, levels: str, level: str, name: str) -> list[Scores]:
@@ -138,6 +148,13 @@ def _costs(columns: dict[str, Column]) -> list[str]:
         times.append(f"{seconds:.0f} s{busy}" if kept else "")
         peaks.append(f"{max(one.peak for one in kept.values()) / 1e9:.1f} GB" if kept else "")
     return [f"| time | {' | '.join(times)} |", f"| peak memory | {' | '.join(peaks)} |"]
+
+
+def show(network: Network, folder: Path, draws: int) -> None:
+    """Put all tables of a network into the page."""
+    put(network.name, tables(network, folder, draws))
+    if f"<!-- {network.name}-trade -->" in PAGE.read_text("utf-8"):
+        put(f"{network.name}-trade", trade(network, folder, draws))
 
 
 def put(name: str, body: str) -> None:

@@ -40,6 +40,20 @@ def test_a_table_has_means_over_draws_and_errors_against_the_original(tmp_path: 
     assert "| peak memory |  | 1.0 GB |" in lines
 
 
+def test_the_trade_is_told_by_the_options(tmp_path: Path) -> None:
+    measures = {name: Measure(name, 1, 1) for name in ("right", "unseen")}
+    network = SimpleNamespace(title="Net", measures=measures)
+    both = {"right": scores(1, 1, 2), "unseen": scores(0, 0, 0)}
+    table.write(tmp_path, ORIGINAL, Found({"dense": both}))
+    for method in ("dense", "alone", "nested"):
+        levels = "90,80,70,50" if method != "alone" else "90"
+        table.write(tmp_path, Run(method, levels, 1), Found({"90": both}))
+    lines = table.trade(network, tmp_path, 1).splitlines()
+    assert lines[2] == "| level | default (1) | `--favour dense` (1) |"
+    assert lines[-1].startswith("| peak memory |")
+    assert not any("unseen" in line for line in lines)
+
+
 def test_wanda_keeps_the_best_of_each_row_or_block() -> None:
     score = np.array([[[4.0, 3, 2, 1], [1, 2, 3, 4]]])
     assert best(score, parse_sparsity("75"), 1).tolist() == [[[1, 0, 0, 0], [0, 0, 0, 1]]]
