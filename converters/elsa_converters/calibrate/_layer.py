@@ -26,8 +26,10 @@ RAISE = 3.0
 class Settings:
     """What the equations leave open."""
 
-    ridge: float = 0.05
+    ridge: float = 0.03
     """Of the mean variance of the inputs: how much the weights are held to where they were."""
+    hold: float = 3.0
+    """How many times the ridge holds weights that serve all networks."""
     mix: float | None = None
     """How far a level is to undo what earlier layers lost: 1 wholly, 0 not at all.
 
@@ -185,6 +187,7 @@ def _together(
     shares = [1 / (error + settings.offset) ** settings.power for error in errors]
     shares[dense] *= settings.dense
     one = np.ones((*problem.weight.shape[:2], 1), np.float32)
+    ridge = np.float32(settings.hold) * problem.ridge
     scales, weight = [one] * len(every), problem.weight
     for turn in range(1, ROUNDS + TURNS):
         weight = solve_together(
@@ -194,7 +197,7 @@ def _together(
             [share / sum(shares) for share in shares],
             scales,
             problem.weight,
-            problem.ridge,
+            ridge,
             weight,
             work,
             STEPS,
