@@ -18,6 +18,7 @@ from calibrate.perceptron import Perceptron, Steps
 from click.testing import CliRunner
 from elsa_converters.calibrate import Weights
 from internals import ArrayCheckpoint, Sweep, _calibrated_pack, main
+from safetensors.numpy import save_file
 from terminal import on_a_terminal
 
 import elsa_format as elsa
@@ -262,6 +263,18 @@ def test_a_missing_extra_is_named(source: Path) -> None:
     source.rename("net.lost")
     with pytest.raises(elsa.MissingExtra, match=r"net\.lost: calibrating \.lost needs"):
         elsa.pack("net.lost", "o.safetensors", sparsities=LEVELS, calibrate="samples.npy")
+
+
+def test_the_extra_of_model_directories_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "elsa_converters.transformers", None)
+    (tmp_path / "model").mkdir()
+    save_file({"w": np.ones((4, 4), np.float32)}, tmp_path / "model" / "model.safetensors")
+    problem = r"calibrating model directories needs .*; run: pip install .*\[transformers\]"
+    with pytest.raises(elsa.MissingExtra, match=problem):
+        elsa.pack(tmp_path / "model", tmp_path / "out", sparsities=LEVELS, calibrate="text.txt")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_one_shot_levels_name_the_option(source: Path) -> None:
