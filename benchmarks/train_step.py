@@ -50,7 +50,7 @@ def main() -> None:
     )
     trainer = Trainer(recipe, data, seed=0)
     network = trainer.init()
-    batch = trainer._batch("train", np.arange(options.batch_size), 0, options.batch_size)
+    batch = trainer.batches.take("train", np.arange(options.batch_size), 0)
     key, rate = jax.random.key(0), jnp.float32(1e-3)
 
     def plain(carry: Carry, batch: Any, key: jax.Array, rate: jax.Array) -> Any:

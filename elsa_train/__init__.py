@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from elsa_train._file import check_target, write_file
     from elsa_train._jaxpruner import JaxprunerRule, jaxpruner_rules
     from elsa_train._joint import Joint, masked, nest
-    from elsa_train._levels import Level, check_levels, parse_levels
+    from elsa_train._levels import Level, Schedule, check_levels, parse_levels
     from elsa_train._method import (
         apply_updates,
         counters,
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     )
     from elsa_train._recalibrate import recalibrate
     from elsa_train._recipe import Recipe, read_recipe
-    from elsa_train._schedule import Schedule
     from elsa_train._sparsify import Pruner, Scope
 
 __all__ = [
@@ -98,7 +97,7 @@ _HOME = {
     "_file": ("check_target", "write_file"),
     "_jaxpruner": ("JaxprunerRule", "jaxpruner_rules"),
     "_joint": ("Joint", "masked", "nest"),
-    "_levels": ("Level", "check_levels", "parse_levels"),
+    "_levels": ("Level", "Schedule", "check_levels", "parse_levels"),
     "_method": (
         "apply_updates",
         "counters",
@@ -122,7 +121,6 @@ _HOME = {
     ),
     "_recalibrate": ("recalibrate",),
     "_recipe": ("Recipe", "read_recipe"),
-    "_schedule": ("Schedule",),
     "_sparsify": ("Pruner", "Scope"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

@@ -24,8 +24,8 @@ from elsa_format.plugins import (
     variant_name,
 )
 from elsa_train._errors import NotReproduced, TrainError
-from elsa_train._hosts import Hosts
 from elsa_train._multilevel import FrozenLevel, Network, Result
+from elsa_train._sharded.hosts import Hosts
 from elsa_train._tree import flatten
 
 

@@ -19,8 +19,7 @@ import numpy as np
 
 from elsa_format.levels import kept_count
 from elsa_train._errors import BadRecipe, FrozenWeightChanged, InfeasibleTraining, TrainError
-from elsa_train._levels import Level, check_blocks, check_levels, parse_levels
-from elsa_train._schedule import Schedule
+from elsa_train._levels import Level, Schedule, check_blocks, check_levels, parse_levels
 from elsa_train._sparsify import Scope
 from elsa_train._tree import flatten
 

@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 
 from elsa_train import _method
 from elsa_train._errors import InfeasibleTraining
-from elsa_train._levels import Level
+from elsa_train._levels import Level, Schedule
 from elsa_train._multilevel import Network, Result, multi_level
-from elsa_train._schedule import Schedule
 from elsa_train._sparsify import Scope
 
 PyTree = Any

@@ -14,8 +14,8 @@ import numpy as np
 import optax
 from jax import lax
 
-from elsa_train import _wide
-from elsa_train._wide import Wide
+from elsa_train._sharded import wide
+from elsa_train._sharded.wide import Wide
 
 PyTree = Any
 Rounding = Literal["nearest", "overwrite"]
@@ -228,13 +228,13 @@ def frozen_unchanged(before: PyTree, after: PyTree, n: PyTree) -> jax.Array:
 @jax.jit
 def count_nonzero(params: PyTree) -> list[Wide]:
     """Count the non-zero weights of each leaf."""
-    return [_wide.count(is_nonzero(p)) for p in jax.tree.leaves(params)]
+    return [wide.count(is_nonzero(p)) for p in jax.tree.leaves(params)]
 
 
 @jax.jit
 def count_frozen(counters: PyTree) -> list[Wide]:
     """Count the frozen weights of each leaf."""
-    return [_wide.count(n > 0) for n in jax.tree.leaves(counters)]
+    return [wide.count(n > 0) for n in jax.tree.leaves(counters)]
 
 
 @jax.jit

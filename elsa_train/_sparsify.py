@@ -19,9 +19,8 @@ from jax.sharding import NamedSharding
 
 from elsa_format.levels import Pattern, kept_count
 from elsa_train._errors import InfeasibleTraining
-from elsa_train._levels import Level, check_blocks, check_levels
-from elsa_train._ranking import Leaves, Ranking, Score, keys, select_largest
-from elsa_train._schedule import Schedule
+from elsa_train._levels import Level, Schedule, check_blocks, check_levels
+from elsa_train._sharded.ranking import Leaves, Ranking, Score, keys, select_largest
 from elsa_train._tree import flatten, names, sharding_of
 
 PyTree = Any
