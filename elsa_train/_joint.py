@@ -101,14 +101,13 @@ class Joint:
         """Return the counters from this step on: 0 for weights that no level has."""
         full = self.scope.budgets(params, Level("dense", 0.0))
         progress = self.schedule.progress(step)
-        n = _method.counters(params)
-        for t, level in enumerate(self.levels, 1):
+        budgets = []
+        for level in self.levels:
             final = self.scope.budgets(params, level)
-            budgets = [round(a - (a - b) * progress) for a, b in zip(full, final, strict=True)]
-            # What sparser levels have counts as frozen: denser ones have it too.
-            kept = self.scope.select(params, n, budgets, level.pattern)
-            n = _extend(n, kept, t)
-        return n
+            budgets.append(
+                [round(a - (a - b) * progress) for a, b in zip(full, final, strict=True)]
+            )
+        return self.scope.rank(params, budgets, [level.pattern for level in self.levels])
 
     def draw(self, step: int, seed: Sequence[int]) -> int:
         """Return the level that a step trains, a function of step and seed alone."""
@@ -168,8 +167,3 @@ def _shuffled(shares: tuple[int, ...], seed: tuple[int, ...]) -> NDArray[np.int6
     """Return the levels of one round."""
     numbers = [*range(1, len(shares)), DENSE]
     return np.random.default_rng(seed).permutation(np.repeat(numbers, shares))
-
-
-@jax.jit
-def _extend(n: PyTree, kept: PyTree, t: int) -> PyTree:
-    return jax.tree.map(lambda n, k: jnp.where((n == 0) & k, jnp.asarray(t, n.dtype), n), n, kept)

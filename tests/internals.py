@@ -57,6 +57,7 @@ MODULES = {
     "_ranking": "elsa_train._sharded.ranking",
     "_report": "elsa_train._report",
     "_run": "elsa_train._run",
+    "_selection": "elsa_train._selection",
     "_sparsify": "elsa_train._sparsify",
     "_wide": "elsa_train._sharded.wide",
 }
@@ -128,6 +129,7 @@ NAMES = {
     "elsa_train._recipe": "ACCURACY CHOICES FIELDS LOSS Measure make_recipe recipe_names",
     "elsa_train._report": "Reporter cells markdown mean_std read_curves show_report",
     "elsa_train._run": "Run run_seed train_run",
+    "elsa_train._selection": "Whole cut_by_bits cut_by_tables rank_whole",
     "elsa_train._sharded.hosts": "Hosts",
     "elsa_train._sharded.wide": "whole",
     "elsa_train._sparsify": "SCORES Request _select_blocks apply_mask keep_all",

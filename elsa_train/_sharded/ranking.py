@@ -17,13 +17,11 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from elsa_train._method import UNSIGNED
+from elsa_train._selection import Leaves, Score, keys
 from elsa_train._sharded import wide
 from elsa_train._sharded.wide import Wide
 
 PyTree = Any
-Leaves = list[Any]
-Score = Callable[[PyTree, PyTree], PyTree]
 SLAB = 1 << 16
 """Weights looked at in one go: they stay in the cache."""
 
@@ -36,20 +34,6 @@ class Ranking(NamedTuple):
     """Whether all tensors share one budget."""
     shardings: tuple[NamedSharding | None, ...]
     """How the tensors are split, None if nobody knows or they are not."""
-
-
-def keys(score: Score, params: Leaves, grads: Leaves | None, n: Leaves) -> Leaves:
-    """Map |scores| to integers in the same order, frozen weights above all, NaN just below."""
-    scores = score(params, grads)
-    dtype = jnp.result_type(*scores)
-    word = np.dtype(UNSIGNED[np.dtype(dtype).itemsize])
-    frozen = word.type(np.iinfo(word).max)
-
-    def key(score: jax.Array, n: jax.Array) -> jax.Array:
-        bits = lax.bitcast_convert_type(score.astype(dtype), word)
-        return jnp.where(n > 0, frozen, bits & (frozen >> 1))
-
-    return [key(*pair) for pair in zip(scores, n, strict=True)]
 
 
 def select_largest(
