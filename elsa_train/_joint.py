@@ -147,19 +147,17 @@ def nest(
 
     def sparsify(network: Network, counters: PyTree, level: Level) -> Network:
         level_weights = _method.sparse(trained.params, reached, levels.index(level) + 1)
-        return with_statistics(_where_free(counters, level_weights, network.params))
+        return with_statistics(_keep_frozen(level_weights, network.params, counters))
 
     def densify(network: Network, counters: PyTree, level: Level) -> Network:
         del level
-        dense = _where_free(counters, trained.params, network.params)
+        dense = _keep_frozen(trained.params, network.params, counters)
         return choose(network, with_statistics(dense))
 
     return multi_level(network, levels, sparsify, densify, densify_between=False, **settings)
 
 
-@jax.jit
-def _where_free(n: PyTree, new: PyTree, old: PyTree) -> PyTree:
-    return jax.tree.map(lambda n, new, old: jnp.where(n == 0, new, old), n, new, old)
+_keep_frozen = jax.jit(_method.keep_frozen)
 
 
 @lru_cache(maxsize=8)

@@ -204,6 +204,12 @@ def _check_params(params: PyTree) -> Any:
 
 
 def _check_frozen(before: Progress, after: Network, routine: str) -> None:
+    given = jax.tree.leaves((before.network.params, before.counters))
+    if any(isinstance(x, jax.Array) and x.is_deleted() for x in given):
+        raise TrainError(
+            f"{routine} donated the network or counters that it was given, which are compared "
+            "with what it returns; copy them first: jax.tree.map(jnp.copy, network)"
+        )
     if not _method.frozen_unchanged(before.network.params, after.params, before.counters):
         raise FrozenWeightChanged(f"{routine} changed weights that are frozen")
 

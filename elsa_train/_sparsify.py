@@ -280,12 +280,34 @@ class Pruner:
 
 
 def keep_all(params: PyTree) -> PyTree:
-    """Return the mask that prunes nothing."""
+    """Return the mask that prunes nothing.
+
+    >>> keep_all({"kernel": jnp.array([0.5, -2.0])})["kernel"].tolist()
+    [True, True]
+
+    Args:
+        params: Parameters, for their shapes and places.
+
+    Returns:
+        A mask for each of them.
+    """
     return jax.tree.map(lambda p: jnp.ones_like(p, bool), params)
 
 
 def apply_mask(params: PyTree, kept: PyTree) -> PyTree:
-    """Zero what is not kept."""
+    """Zero the weights that a mask does not keep.
+
+    >>> kept = {"kernel": jnp.array([True, False])}
+    >>> apply_mask({"kernel": jnp.array([0.5, -2.0])}, kept)["kernel"].tolist()
+    [0.5, 0.0]
+
+    Args:
+        params: The parameters.
+        kept: A mask for each of them, as `Pruner.mask` and `keep_all` return them.
+
+    Returns:
+        The parameters, zero where the mask is false.
+    """
     return jax.tree.map(lambda p, k: jnp.where(k, p, jnp.zeros_like(p)), params, kept)
 
 

@@ -16,6 +16,7 @@ from internals import (
     BadRecipe,
     FrozenWeightChanged,
     InfeasibleTraining,
+    JaxprunerRule,
     TrainError,
     _method,
     apply_mask,
@@ -24,7 +25,6 @@ from internals import (
 )
 
 from elsa_train import (
-    JaxprunerRule,
     Network,
     Schedule,
     Scope,
