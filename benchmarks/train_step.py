@@ -1,6 +1,10 @@
-"""Cost of a masked step over a plain optax step of the same model, and of a mask update.
+"""Cost of a masked step over a plain optax step of the same model, and of mask updates.
 
     python benchmarks/train_step.py [--model speedyresnet] [--width 8] [--batch-size 64]
+    python benchmarks/train_step.py --ranking [--model resnet50]
+
+With `--ranking`, the counters of joint training are made for 3 and for 50 levels of a whole model:
+all levels in one search, and beside it one after the other in slabs, as split tensors are ranked.
 
 Both steps are compiled from the same loss and optimizer and run in turn within one process, so the
 ratio is what masking costs. The target is at most 1.05.
@@ -16,10 +20,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from internals import Carry, Trainer, _method, make_recipe
+from internals import Carry, Trainer, _method, _selection, make_recipe
 
-from elsa_train import Pruner, Schedule, Scope, parse_levels
+from elsa_train import Joint, Pruner, Schedule, Scope, parse_levels
 from elsa_train.data import ArrayData
+from elsa_train.models import build
 
 
 def main() -> None:
@@ -31,7 +36,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3, help="steps per measurement")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--quick", action="store_true", help="three rounds")
+    parser.add_argument("--ranking", action="store_true", help="measure joint training's ranking")
     options = parser.parse_args()
+    if options.ranking:
+        measure_ranking(options.model, options.quick)
+        return
     if options.quick:
         options.rounds = 3
 
@@ -50,7 +59,7 @@ def main() -> None:
     )
     trainer = Trainer(recipe, data, seed=0)
     network = trainer.init()
-    batch = trainer._batch("train", np.arange(options.batch_size), 0, options.batch_size)
+    batch = trainer.batches.take("train", np.arange(options.batch_size), 0)
     key, rate = jax.random.key(0), jnp.float32(1e-3)
 
     def plain(carry: Carry, batch: Any, key: jax.Array, rate: jax.Array) -> Any:
@@ -108,6 +117,33 @@ def main() -> None:
         f"| mask update, every 50 steps or so | {1000 * update:.1f} | {update / plain_time:.3f} | |"
     )
     print(f"| mask update, until the host goes on | {1000 * dispatched:.1f} | | |")
+
+
+def measure_ranking(name: str, quick: bool) -> None:
+    """Rank random weights of a model both ways, check that they agree, and print the table."""
+    model, shape = build(name, num_classes=1000), (1, 64, 64, 3)
+    like = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros(shape))["params"]
+    numbers = iter(jax.random.split(jax.random.key(0), len(jax.tree.leaves(like))))
+    params = jax.tree.map(lambda p: 0.05 * jax.random.normal(next(numbers), p.shape), like)
+    weights = sum(p.size for p in jax.tree.leaves(params))
+    print(f"{name}, {weights} weights:\n")
+    print("| what | s | ratio |")
+    print("| --- | --- | --- |")
+    whole = _selection.WHOLE
+    for levels in ("95,90,80",) if quick else ("95,90,80", "99..50"):
+        joint = Joint(Scope(), parse_levels(levels), Schedule(0, 0, 1))
+        times, found = {}, {}
+        for way, limit in (("one after the other", 0), ("in one search", whole)):
+            _selection.WHOLE = limit
+            jax.block_until_ready(joint.rank(params, 0))
+            started = time.perf_counter()
+            found[way] = jax.block_until_ready(joint.rank(params, 0))
+            times[way] = time.perf_counter() - started
+        one, other = (jax.tree.leaves(n) for n in found.values())
+        assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+        for way, seconds in times.items():
+            ratio = seconds / times["one after the other"]
+            print(f"| {len(joint.levels)} levels {way} | {seconds:.2f} | {ratio:.3f} |")
 
 
 if __name__ == "__main__":

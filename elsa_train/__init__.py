@@ -15,6 +15,7 @@
 >>> write_file("model.safetensors", result)
 """
 
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -22,40 +23,18 @@ if TYPE_CHECKING:
     from elsa_train import data, models
     from elsa_train._calibrate import calibrate
     from elsa_train._calibrate.variables import restore
-    from elsa_train._file import check_target, write_file
-    from elsa_train._jaxpruner import JaxprunerRule, jaxpruner_rules
+    from elsa_train._file import check_target, load, write_file
+    from elsa_train._jaxpruner import jaxpruner_rules
     from elsa_train._joint import Joint, masked, nest
-    from elsa_train._levels import Level, check_levels, parse_levels
-    from elsa_train._method import (
-        apply_updates,
-        counters,
-        embed,
-        finish,
-        freeze,
-        freeze_updates,
-        learnable,
-        revive,
-        sparse,
-    )
-    from elsa_train._multilevel import (
-        Densify,
-        FrozenLevel,
-        Network,
-        Progress,
-        Result,
-        Sparsify,
-        multi_level,
-        no_densify,
-    )
+    from elsa_train._levels import Level, Schedule, parse_levels
+    from elsa_train._method import apply_updates, counters, freeze_updates, keep_frozen, revive
+    from elsa_train._multilevel import FrozenLevel, Network, Progress, Result, multi_level
     from elsa_train._recalibrate import recalibrate
     from elsa_train._recipe import Recipe, read_recipe
-    from elsa_train._schedule import Schedule
-    from elsa_train._sparsify import Pruner, Scope
+    from elsa_train._sparsify import Pruner, Scope, apply_mask, keep_all
 
 __all__ = [
-    "Densify",
     "FrozenLevel",
-    "JaxprunerRule",
     "Joint",
     "Level",
     "Network",
@@ -65,67 +44,88 @@ __all__ = [
     "Result",
     "Schedule",
     "Scope",
-    "Sparsify",
+    "apply_mask",
     "apply_updates",
     "calibrate",
-    "check_levels",
     "check_target",
     "counters",
     "data",
-    "embed",
-    "finish",
-    "freeze",
     "freeze_updates",
     "jaxpruner_rules",
-    "learnable",
+    "keep_all",
+    "keep_frozen",
+    "load",
     "masked",
     "models",
     "multi_level",
     "nest",
-    "no_densify",
     "parse_levels",
     "read_recipe",
     "recalibrate",
     "restore",
     "revive",
-    "sparse",
     "write_file",
 ]
 
 _HOME = {
     "_calibrate": ("calibrate",),
     "_calibrate.variables": ("restore",),
-    "_file": ("check_target", "write_file"),
-    "_jaxpruner": ("JaxprunerRule", "jaxpruner_rules"),
-    "_joint": ("Joint", "masked", "nest"),
-    "_levels": ("Level", "check_levels", "parse_levels"),
+    "_file": (
+        "check_target",
+        "load",
+        "write_file",
+    ),
+    "_jaxpruner": ("jaxpruner_rules",),
+    "_joint": (
+        "Joint",
+        "masked",
+        "nest",
+    ),
+    "_levels": (
+        "Level",
+        "Schedule",
+        "parse_levels",
+    ),
     "_method": (
         "apply_updates",
         "counters",
-        "embed",
-        "finish",
-        "freeze",
         "freeze_updates",
-        "learnable",
+        "keep_frozen",
         "revive",
-        "sparse",
     ),
     "_multilevel": (
-        "Densify",
         "FrozenLevel",
         "Network",
         "Progress",
         "Result",
-        "Sparsify",
         "multi_level",
-        "no_densify",
     ),
     "_recalibrate": ("recalibrate",),
-    "_recipe": ("Recipe", "read_recipe"),
-    "_schedule": ("Schedule",),
-    "_sparsify": ("Pruner", "Scope"),
+    "_recipe": (
+        "Recipe",
+        "read_recipe",
+    ),
+    "_sparsify": (
+        "Pruner",
+        "Scope",
+        "apply_mask",
+        "keep_all",
+    ),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+_FORMER = {
+    "Densify": ("_multilevel", "a function, which `multi_level` calls"),
+    "JaxprunerRule": ("_jaxpruner", "jaxpruner_rules"),
+    "Sparsify": ("_multilevel", "a function, which `multi_level` calls"),
+    "check_levels": ("_levels", "Scope.check"),
+    "embed": ("_method", "elsa_format.write"),
+    "finish": ("_method", "multi_level"),
+    "freeze": ("_method", "multi_level"),
+    "learnable": ("_method", "counters == 0"),
+    "no_densify": ("_multilevel", "the default of `multi_level`"),
+    "sparse": ("_method", "masked"),
+}
+"""Names of earlier releases, kept for one more: where they are, and what takes their place."""
 
 
 def __getattr__(name: str) -> Any:
@@ -134,4 +134,9 @@ def __getattr__(name: str) -> Any:
         return getattr(import_module(f"elsa_train.{_MODULE_OF[name]}"), name)
     if name in ("data", "models"):
         return import_module(f"elsa_train.{name}")
+    if name in _FORMER:
+        module, now = _FORMER[name]
+        text = f"elsa_train.{name} is now {now}"
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        return getattr(import_module(f"elsa_train.{module}"), name)
     raise AttributeError(f"module 'elsa_train' has no attribute {name!r}")

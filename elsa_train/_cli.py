@@ -273,9 +273,8 @@ def _train(
             _join_hosts()
         first = jax.process_index() == 0
 
-        from elsa_train import _plots, _report
-        from elsa_train._files import replacing
-        from elsa_train._folder import Output
+        from elsa_train import _report
+        from elsa_train._folder import Output, replacing
         from elsa_train._run import run_seed
 
         # What orbax cannot write it also logs, with tracebacks of its threads.
@@ -321,9 +320,9 @@ def _train(
             temporary.write_text(text, "utf-8")
         if plots:
             try:
-                _plots.plot(found, chart, title, recipe.measure)
+                _report.plot(found, chart, title, recipe.measure)
                 for number, output in outputs.items():
-                    _plots.plot_curves(output.metrics, curves[number], title)
+                    _report.plot_curves(output.metrics, curves[number], title)
             except ModuleNotFoundError as error:
                 if not quiet:
                     say(

@@ -24,9 +24,11 @@ from elsa_format.plugins import (
     variant_name,
 )
 from elsa_train._errors import NotReproduced, TrainError
-from elsa_train._hosts import Hosts
 from elsa_train._multilevel import FrozenLevel, Network, Result
-from elsa_train._tree import flatten
+from elsa_train._sharded.hosts import Hosts
+from elsa_train._tree import flatten, names, unflatten
+
+PyTree = Any
 
 
 class Stored(NamedTuple):
@@ -93,6 +95,46 @@ def _append(writer: SharedWriter, hosts: Hosts, tensor: Stored) -> None:
     # By itself: a block left over would keep its whole tensor while the next is gathered.
     for block in hosts.blocks(tensor.array, tensor.owner, tensor.info.dtype.numpy):
         writer.append(tensor.info.name, block)
+
+
+def load(path: str | os.PathLike[str], level: int | str, *, like: PyTree) -> PyTree:
+    """Read a level of an ELSA file into a tree like one that is known.
+
+    >>> from elsa_train import Level, multi_level
+    >>> def keep_one(network, counters, level):
+    ...     return Network({"kernel": network.params["kernel"].at[1:].set(0)})
+    >>> params = {"kernel": jax.numpy.ones(4)}
+    >>> write_file("own.safetensors", multi_level(Network(params), [Level("75%", 0.75)], keep_one))
+    >>> load("own.safetensors", 1, like=params)["kernel"].nonzero()[0].tolist()
+    [0]
+
+    Args:
+        path: The file, or the index of several.
+        level: Number or name of a level, or "dense".
+        like: Parameters, or a `Network` with parameters and statistics: arrays, or their shapes and
+            types. The file's tensors have the names of its leaves.
+
+    Returns:
+        A tree like `like`, of its types, on its devices.
+
+    Raises:
+        TrainError: The file lacks a tensor, or has it in another shape.
+    """
+    with elsa_format.open(path) as file:
+        tensors = file.load(level)
+
+    def place(name: str, wanted: Any) -> Any:
+        array = np.asarray(tensors[name], wanted.dtype)
+        known = isinstance(wanted, jax.Array) and not isinstance(wanted, jax.core.Tracer)
+        if known and wanted.committed:
+            return jax.make_array_from_callback(array.shape, wanted.sharding, array.__getitem__)
+        return jax.numpy.asarray(array)
+
+    def fill(tree: PyTree) -> PyTree:
+        unflatten(tree, tensors)
+        return jax.tree.map(place, names(tree), tree)
+
+    return Network(*map(fill, like)) if isinstance(like, Network) else fill(like)
 
 
 def check_target(path: str | os.PathLike[str], network: Network, *, force: bool = False) -> None:

@@ -16,15 +16,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
 from elsa_format.levels import kept_count
 from elsa_train._errors import BadRecipe, FrozenWeightChanged, InfeasibleTraining, TrainError
-from elsa_train._levels import Level, check_blocks, check_levels, parse_levels
-from elsa_train._schedule import Schedule
+from elsa_train._levels import Level, Schedule, check_blocks, check_levels, parse_levels
 from elsa_train._sparsify import Scope
 from elsa_train._tree import flatten
 
 PyTree = Any
+ASKED = 1 << 16
+"""Steps for which a schedule is asked at a time."""
 
 
 def load_jaxpruner() -> Any:
@@ -48,7 +50,15 @@ class JaxprunerRule:
 
     def updates_at(self, step: int) -> bool:
         """Tell whether the updater's schedule changes the mask before this step."""
-        return bool(self.updater.scheduler.is_mask_update_iter(step))
+        block, place = divmod(step, ASKED)
+        if block not in self._due:
+            self._due[block] = _update_steps(self.updater, block * ASKED, ASKED)
+        return bool(self._due[block][place])
+
+    @cached_property
+    def _due(self) -> dict[int, NDArray[np.bool_]]:
+        # An answer is an array on the device: waited for once, not in every step.
+        return {}
 
     @cached_property
     def _masks(self) -> Any:
@@ -87,6 +97,12 @@ class JaxprunerRule:
         return kept
 
 
+def _update_steps(updater: Any, start: int, count: int) -> NDArray[np.bool_]:
+    """Ask a schedule for many steps at once; one that never prunes gives a single answer."""
+    found = updater.scheduler.is_mask_update_iter(jnp.arange(start, start + count))
+    return np.broadcast_to(np.asarray(found, bool), (count,))
+
+
 def target_sparsities(updater: Any, params: PyTree) -> Any:
     """Return one sparsity for a global updater, else a tree with None where nothing is pruned."""
     if hasattr(updater, "use_normalization"):
@@ -121,9 +137,7 @@ def _check_class(updater: Any) -> None:
 
 def _check_schedule(updater: Any, params: PyTree, steps: int) -> None:
     name = type(updater).__name__
-    at = np.broadcast_to(
-        np.asarray(updater.scheduler.is_mask_update_iter(jnp.arange(steps))), (steps,)
-    )
+    at = _update_steps(updater, 0, steps)
     if not at.any():
         raise InfeasibleTraining(f"jaxpruner's {name}: its schedule never prunes in {steps} steps")
     target = target_sparsities(updater, params)

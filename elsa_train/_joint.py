@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 
 from elsa_train import _method
 from elsa_train._errors import InfeasibleTraining
-from elsa_train._levels import Level
+from elsa_train._levels import Level, Schedule
 from elsa_train._multilevel import Network, Result, multi_level
-from elsa_train._schedule import Schedule
 from elsa_train._sparsify import Scope
 
 PyTree = Any
@@ -102,14 +101,13 @@ class Joint:
         """Return the counters from this step on: 0 for weights that no level has."""
         full = self.scope.budgets(params, Level("dense", 0.0))
         progress = self.schedule.progress(step)
-        n = _method.counters(params)
-        for t, level in enumerate(self.levels, 1):
+        budgets = []
+        for level in self.levels:
             final = self.scope.budgets(params, level)
-            budgets = [round(a - (a - b) * progress) for a, b in zip(full, final, strict=True)]
-            # What sparser levels have counts as frozen: denser ones have it too.
-            kept = self.scope.select(params, n, budgets, level.pattern)
-            n = _extend(n, kept, t)
-        return n
+            budgets.append(
+                [round(a - (a - b) * progress) for a, b in zip(full, final, strict=True)]
+            )
+        return self.scope.rank(params, budgets, [level.pattern for level in self.levels])
 
     def draw(self, step: int, seed: Sequence[int]) -> int:
         """Return the level that a step trains, a function of step and seed alone."""
@@ -149,19 +147,17 @@ def nest(
 
     def sparsify(network: Network, counters: PyTree, level: Level) -> Network:
         level_weights = _method.sparse(trained.params, reached, levels.index(level) + 1)
-        return with_statistics(_where_free(counters, level_weights, network.params))
+        return with_statistics(_keep_frozen(level_weights, network.params, counters))
 
     def densify(network: Network, counters: PyTree, level: Level) -> Network:
         del level
-        dense = _where_free(counters, trained.params, network.params)
+        dense = _keep_frozen(trained.params, network.params, counters)
         return choose(network, with_statistics(dense))
 
     return multi_level(network, levels, sparsify, densify, densify_between=False, **settings)
 
 
-@jax.jit
-def _where_free(n: PyTree, new: PyTree, old: PyTree) -> PyTree:
-    return jax.tree.map(lambda n, new, old: jnp.where(n == 0, new, old), n, new, old)
+_keep_frozen = jax.jit(_method.keep_frozen)
 
 
 @lru_cache(maxsize=8)
@@ -169,8 +165,3 @@ def _shuffled(shares: tuple[int, ...], seed: tuple[int, ...]) -> NDArray[np.int6
     """Return the levels of one round."""
     numbers = [*range(1, len(shares)), DENSE]
     return np.random.default_rng(seed).permutation(np.repeat(numbers, shares))
-
-
-@jax.jit
-def _extend(n: PyTree, kept: PyTree, t: int) -> PyTree:
-    return jax.tree.map(lambda n, k: jnp.where((n == 0) & k, jnp.asarray(t, n.dtype), n), n, kept)

@@ -1,8 +1,8 @@
-"""The training loop of a phase: batches, masked steps, evaluation, data parallel over devices."""
+"""The training loop of a phase: masked steps, evaluation, statistics, on all devices."""
 
-from collections.abc import Callable, Iterator
-from functools import cached_property, partial, reduce
-from typing import Any, Literal
+from collections.abc import Callable
+from functools import cached_property, reduce
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,29 +11,108 @@ import optax
 from flax import linen as nn
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from elsa_train import _method, _wide
+from elsa_train import _method
+from elsa_train._batches import Batches, Part
 from elsa_train._errors import BadRecipe, NonFiniteLoss
 from elsa_train._joint import Joint, masked
 from elsa_train._multilevel import Network
-from elsa_train._plan import Carry, Phase, Plan
+from elsa_train._plan import Plan
 from elsa_train._recipe import Recipe
+from elsa_train._sharded import wide
 from elsa_train._sparsify import apply_mask, keep_all
-from elsa_train._statistics import total_statistics
 from elsa_train._task import task_of
 from elsa_train._tree import flatten, unflatten
-from elsa_train._window import Watch, Window
-from elsa_train.data.prefetch import Prefetch
-from elsa_train.data.protocol import Data, Split, take_batch
-from elsa_train.models import build
+from elsa_train.data.protocol import Data
+from elsa_train.models import build, total_statistics
 
 PyTree = Any
 STATISTICS, MOST_BATCHES = 5000, 50
+CHECK_EVERY, QUEUED = 20, 2
 REVIVED = 2**32 - 1
 """Folded into a phase's key where no step is: the weights drawn anew."""
 
 
-Part = Literal["train", "validation", "test"]
+class Carry(NamedTuple):
+    """What a step changes."""
+
+    params: PyTree
+    state: PyTree
+    optimizer: PyTree
+
+
+class Phase(NamedTuple):
+    """A phase in progress: all that a resumed run needs of it."""
+
+    step: int
+    carry: Carry
+    kept: PyTree
+    """The mask of a sparsify phase; in joint training the counters."""
+
+    @property
+    def network(self) -> Network:
+        """Return the network as it is."""
+        return Network(self.carry.params, self.carry.state)
+
+
+class Report(NamedTuple):
+    """What a phase tells while it runs."""
+
+    phase: str
+    step: int
+    steps: int
+    loss: float
+    accuracy: float
+    sparsity: float
+    advanced: int
+    labels: int
+    unit: str
+    losses: dict[str, float]
+    """In joint training, by level."""
+
+
+Watch = Callable[[Report], None]
 OnStep = Callable[[Plan, Phase], None]
+
+
+class Window:
+    """Steps whose loss is not yet told: the newest are not waited for, to keep work queued."""
+
+    def __init__(self, plan: Plan, labels: int, unit: str, watch: Watch) -> None:
+        self._plan, self._labels, self._unit, self._watch = plan, labels, unit, watch
+        self._pending: list[tuple[int | None, jax.Array, jax.Array]] = []
+
+    def add(
+        self, step: int, level: int | None, loss: jax.Array, right: jax.Array, sparsity: jax.Array
+    ) -> None:
+        """Take a step's measures, and report those that are ready."""
+        self._pending.append((level, loss, right))
+        last = step + 1 == self._plan.steps
+        if len(self._pending) < CHECK_EVERY + QUEUED and not last:
+            return
+        cut = len(self._pending) if last else -QUEUED
+        ready, self._pending = self._pending[:cut], self._pending[cut:]
+        losses = [float(loss) for _, loss, _ in ready]
+        if not np.all(np.isfinite(losses)):
+            raise NonFiniteLoss(f"{self._plan.name}: the loss is {losses[-1]} at step {step + 1}")
+        labels = len(ready) * self._labels
+        by_level: dict[str, list[float]] = {}
+        for (level, _, _), found in zip(ready, losses, strict=True):
+            if level is not None:
+                by_level.setdefault(self._plan.level_name(level), []).append(found)
+        self._watch(
+            Report(
+                phase=self._plan.name,
+                step=step + 1,
+                steps=self._plan.steps,
+                loss=float(np.mean(losses)),
+                accuracy=sum(int(right) for _, _, right in ready) / labels,
+                sparsity=float(sparsity),
+                advanced=len(ready),
+                labels=labels,
+                unit=self._unit,
+                losses={name: float(np.mean(found)) for name, found in by_level.items()},
+            )
+        )
 
 
 def make_optimizer(recipe: Recipe) -> optax.GradientTransformation:
@@ -67,34 +146,7 @@ class Trainer:
         self.optimizer = make_optimizer(recipe)
         self.mesh = Mesh(np.array(jax.devices()), ("data",))
         self.shared = NamedSharding(self.mesh, PartitionSpec())  # type: ignore[no-untyped-call]
-        self.split = NamedSharding(self.mesh, PartitionSpec("data"))  # type: ignore[no-untyped-call]
-        if recipe.batch_size % self.mesh.size:
-            raise BadRecipe(
-                f"batch_size: {recipe.batch_size} is not divisible by {self.mesh.size} devices"
-            )
-        if self.size("train") < recipe.batch_size:
-            raise BadRecipe(
-                f"batch_size: {recipe.batch_size} exceeds the {self.size('train')} there are"
-            )
-
-    def size(self, part: Part) -> int:
-        """Return how many images are used."""
-        return len(self._indices[part])
-
-    @cached_property
-    def _indices(self) -> dict[Part, np.ndarray]:
-        """Return which examples each part has: what is held out is never trained on."""
-        recipe, data = self.recipe, self.data
-        test = min(recipe.test_images or data.size("test"), data.size("test"))
-        total = min(recipe.train_images or data.size("train"), data.size("train"))
-        held = self.task.held_out(total, recipe.validation)
-        train = np.setdiff1d(np.arange(total), held)
-        return {"train": train, "validation": held, "test": np.arange(test)}
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Count whole batches; the rest of an epoch is dropped."""
-        return self.size("train") // self.recipe.batch_size
+        self.batches = Batches(recipe, self.task, data, seed, self.mesh)
 
     @cached_property
     def like(self) -> Network:
@@ -204,52 +256,20 @@ class Trainer:
         """Measure the network on the test images, or text, or on what is held out of training."""
         if part is None:
             part = "test" if self.recipe.judge == "test" else "validation"
-        total, size = self.size(part), self.recipe.batch_size
-        split: Split = "test" if part == "test" else "train"
-        sums = []
-        for first in range(0, total, size):
-            indices = self._indices[part][first : first + size]
-            sums.append(self._evaluate(network, *self._batch(split, indices, 0, size)))
+        sums = [self._evaluate(network, *batch) for batch in self.batches.all_of(part)]
         right, loss = sum(int(r) for r, _ in sums), sum(float(s) for _, s in sums)
-        labels = total * self.task.labels
+        labels = self.batches.size(part) * self.task.labels
         return self.task.metrics(right / labels, loss / labels)
-
-    def _batch(self, split: Split, indices: np.ndarray, seed: int, size: int) -> Any:
-        """Load this process's share of a batch, padded with label -1, onto its devices."""
-        share = size // jax.process_count()
-        start = share * jax.process_index()
-        mine = indices[start : start + share]
-        # A share without images still needs their shape and type.
-        images, labels = take_batch(self.data, split, mine if len(mine) else indices[:1], seed)
-        images, labels = images[: len(mine)], labels[: len(mine)]
-        if missing := share - len(mine):
-            images = np.concatenate([images, np.zeros((missing, *images.shape[1:]), images.dtype)])
-            padding = np.full((missing, *labels.shape[1:]), -1, labels.dtype)
-            labels = np.concatenate([labels, padding])
-        place = partial(jax.make_array_from_process_local_data, self.split)
-        return place(images), place(labels)
-
-    def _batches(self, plan: Plan, start: int) -> Iterator[Any]:
-        """Yield the batches of a phase from a step on; a function of seed, phase and step alone."""
-        size, per_epoch = self.recipe.batch_size, self.steps_per_epoch
-        order, known, seed = np.empty(0, np.int64), -1, 0
-        for step in range(start, plan.steps):
-            epoch, place = divmod(step, per_epoch)
-            if epoch != known:
-                rng = np.random.default_rng([self.seed, plan.number, epoch])
-                order, known = rng.permutation(self._indices["train"]), epoch
-                seed = int(rng.integers(2**31))
-            yield self._batch("train", order[place * size : (place + 1) * size], seed, size)
 
     def statistics(self, params: PyTree) -> PyTree:
         """Return the batch-norm statistics of these weights, over training images as trained on."""
         if not jax.tree.leaves(self.like.state):
             return self.like.state
         key = jax.random.fold_in(jax.random.key(self.seed), STATISTICS)
-        plan = Plan(STATISTICS, "statistics", min(self.steps_per_epoch, MOST_BATCHES), 0.0, 0)
+        some = self.batches.in_order(STATISTICS, min(self.batches.per_epoch, MOST_BATCHES))
         seen = [
             jax.tree.map(np.asarray, self._seen(params, images, jax.random.fold_in(key, step)))
-            for step, (images, _) in enumerate(self._batches(plan, 0))
+            for step, (images, _) in enumerate(some)
         ]
         found = total_statistics([flatten(state) for state in seen])
         return self.replicate(unflatten(self.like.state, found))
@@ -292,7 +312,7 @@ class Trainer:
     def run(self, plan: Plan, phase: Phase, n: PyTree, watch: Watch, on_step: OnStep) -> Phase:
         """Train through a phase; frozen weights keep their bits, masked ones are zero."""
         key = jax.random.fold_in(jax.random.key(self.seed), plan.number)
-        batches = Prefetch(self._batches(plan, phase.step))
+        batches = self.batches.phase(plan.number, plan.steps, phase.step)
         carry, kept = phase.carry, phase.kept
         rule, revives_at = plan.rule, plan.revives_at
         window = Window(plan, self.recipe.batch_size * self.task.labels, self.task.unit, watch)
@@ -339,5 +359,5 @@ def _sparsity(kept: PyTree) -> jax.Array:
     leaves = jax.tree.leaves(kept)
     total = sum(leaf.size for leaf in leaves)
     # Of masks, and of counters: the sparsest level has what is 1.
-    zeros = reduce(_wide.add, [_wide.count(leaf != 1) for leaf in leaves])
-    return jnp.asarray((zeros.high * jnp.float32(_wide.WORD) + zeros.low) / float(total))
+    zeros = reduce(wide.add, [wide.count(leaf != 1) for leaf in leaves])
+    return jnp.asarray((zeros.high * jnp.float32(wide.WORD) + zeros.low) / float(total))

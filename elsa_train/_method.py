@@ -14,8 +14,8 @@ import numpy as np
 import optax
 from jax import lax
 
-from elsa_train import _wide
-from elsa_train._wide import Wide
+from elsa_train._sharded import wide
+from elsa_train._sharded.wide import Wide
 
 PyTree = Any
 Rounding = Literal["nearest", "overwrite"]
@@ -184,6 +184,27 @@ def apply_updates(params: PyTree, updates: PyTree, n: PyTree) -> PyTree:
     )
 
 
+def keep_frozen(params: PyTree, frozen: PyTree, n: PyTree) -> PyTree:
+    """Take learnable weights from one network and frozen ones, bit by bit, from another.
+
+    Averages of weights, such as those of a schedule-free optimizer, are off by a rounding where all
+    that was averaged is the same.
+
+    >>> params, n = {"kernel": jnp.array([0.5, -2.0])}, {"kernel": jnp.array([0, 1])}
+    >>> keep_frozen({"kernel": jnp.array([0.25, -2.25])}, params, n)["kernel"].tolist()
+    [0.25, -2.0]
+
+    Args:
+        params: Weights of which the learnable ones are taken.
+        frozen: Weights of which the frozen ones are taken.
+        n: The counters.
+
+    Returns:
+        The parameters, as a tree like both.
+    """
+    return jax.tree.map(lambda new, old, n: jnp.where(n == 0, new, old), params, frozen, n)
+
+
 class FreezeState(NamedTuple):
     """The transform keeps nothing: the counters come with each update."""
 
@@ -228,13 +249,13 @@ def frozen_unchanged(before: PyTree, after: PyTree, n: PyTree) -> jax.Array:
 @jax.jit
 def count_nonzero(params: PyTree) -> list[Wide]:
     """Count the non-zero weights of each leaf."""
-    return [_wide.count(is_nonzero(p)) for p in jax.tree.leaves(params)]
+    return [wide.count(is_nonzero(p)) for p in jax.tree.leaves(params)]
 
 
 @jax.jit
 def count_frozen(counters: PyTree) -> list[Wide]:
     """Count the frozen weights of each leaf."""
-    return [_wide.count(n > 0) for n in jax.tree.leaves(counters)]
+    return [wide.count(n > 0) for n in jax.tree.leaves(counters)]
 
 
 @jax.jit

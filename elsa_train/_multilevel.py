@@ -12,12 +12,12 @@ import numpy as np
 from elsa_format.plugins import TensorInfo, digest_of_lines, of_array, tensor_line
 from elsa_train import _method
 from elsa_train._errors import FrozenWeightChanged, TrainError
-from elsa_train._hosts import Hosts
 from elsa_train._levels import Level, check_budget, check_growth, check_levels, check_sparsity
 from elsa_train._method import Rounding
+from elsa_train._sharded.hosts import Hosts
+from elsa_train._sharded.wide import whole
 from elsa_train._sparsify import Scope
 from elsa_train._tree import flatten, size
-from elsa_train._wide import whole
 
 PyTree = Any
 Metrics = Mapping[str, float]
@@ -204,6 +204,12 @@ def _check_params(params: PyTree) -> Any:
 
 
 def _check_frozen(before: Progress, after: Network, routine: str) -> None:
+    given = jax.tree.leaves((before.network.params, before.counters))
+    if any(isinstance(x, jax.Array) and x.is_deleted() for x in given):
+        raise TrainError(
+            f"{routine} donated the network or counters that it was given, which are compared "
+            "with what it returns; copy them first: jax.tree.map(jnp.copy, network)"
+        )
     if not _method.frozen_unchanged(before.network.params, after.params, before.counters):
         raise FrozenWeightChanged(f"{routine} changed weights that are frozen")
 

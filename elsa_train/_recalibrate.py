@@ -12,11 +12,10 @@ import numpy as np
 import elsa_format
 from elsa_train._errors import BadRecipe, TrainError, UnknownModel
 from elsa_train._recipe import Recipe
-from elsa_train._statistics import total_statistics
 from elsa_train._tree import flatten, unflatten
 from elsa_train.data.augment import normalize
 from elsa_train.data.protocol import Data, check_data, take_batch
-from elsa_train.models import build
+from elsa_train.models import build, total_statistics
 
 PyTree = Any
 Target = str | Path | IO[bytes]

@@ -2,7 +2,7 @@
 
 Frozen weights get the highest score, so they are always among the kept (paper, Choice of
 Subroutines). Selection is exact, ties go to the lower index, and it runs on the device without a
-sort: thresholds are found bit by bit on the integer patterns of the scores.
+sort.
 """
 
 import re
@@ -14,14 +14,15 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding
 
 from elsa_format.levels import Pattern, kept_count
 from elsa_train._errors import InfeasibleTraining
-from elsa_train._levels import Level, check_blocks, check_levels
-from elsa_train._ranking import Leaves, Ranking, Score, keys, select_largest
-from elsa_train._schedule import Schedule
+from elsa_train._levels import Level, Schedule, check_blocks, check_levels
+from elsa_train._selection import Leaves, Score, Whole, fits, keys, rank_whole
+from elsa_train._sharded.ranking import Ranking, select_largest
 from elsa_train._tree import flatten, names, sharding_of
 
 PyTree = Any
@@ -136,6 +137,9 @@ class Scope:
             assert pattern is not None
             request = Request(score, shardings, pattern, self.axis)
             masks = _select_blocks(request, leaves, gradients, counters)
+        elif fits(leaves, shardings):
+            ranks = self._rank(score, shardings, leaves, gradients, counters, [budgets])
+            masks = [rank == 1 for rank in ranks]
         else:
             together = self.kind == "global"
             masks = select_largest(
@@ -147,6 +151,55 @@ class Scope:
             for leaf, use in zip(jax.tree.leaves(n), prunable, strict=True)
         ]
         return jax.tree.unflatten(jax.tree.structure(n), kept)
+
+    def rank(
+        self,
+        params: PyTree,
+        budgets: Sequence[Sequence[int]],
+        patterns: Sequence[Pattern | None],
+    ) -> PyTree:
+        """Return the first level that keeps a weight, by magnitude, 0 if none does.
+
+        Budgets and patterns are the levels'; none keeps less than the one before.
+        """
+        chosen = flatten(self.prunable(params))
+        leaves = [leaf for name, leaf in flatten(params).items() if chosen[name]]
+        shardings = tuple(sharding_of(leaf) for leaf in leaves)
+        n = jax.tree.map(lambda p: jnp.zeros_like(p, jnp.uint8), params)
+        if self.kind == "nm" or not leaves or not fits(leaves, shardings):
+            for t, (budget, pattern) in enumerate(zip(budgets, patterns, strict=True), 1):
+                # What sparser levels have counts as frozen: denser ones have it too.
+                n = _extend(n, self.select(params, n, budget, pattern), t)
+            return n
+        zeros = [zero for zero, use in zip(jax.tree.leaves(n), chosen.values(), strict=True) if use]
+        found = iter(self._rank(magnitude, shardings, leaves, None, zeros, budgets))
+        ranks = [
+            next(found) if use else jnp.ones_like(zero)
+            for zero, use in zip(jax.tree.leaves(n), chosen.values(), strict=True)
+        ]
+        return jax.tree.unflatten(jax.tree.structure(n), ranks)
+
+    def _rank(
+        self,
+        score: Score,
+        shardings: Sequence[NamedSharding | None],
+        leaves: Leaves,
+        grads: Leaves | None,
+        n: Leaves,
+        budgets: Sequence[Sequence[int]],
+    ) -> Leaves:
+        """Rank tensors together or, each by its own budgets, one by one."""
+        sizes = np.array(budgets, np.uint32)
+        if self.kind == "global":
+            together: Leaves = rank_whole(
+                Whole(score, tuple(shardings)), leaves, grads, n, sizes[:, 0]
+            )
+            return together
+        ranks = []
+        for j, leaf in enumerate(leaves):
+            request = Whole(score, (shardings[j],))
+            ranks += rank_whole(request, [leaf], grads and [grads[j]], [n[j]], sizes[:, j])
+        return ranks
 
     def _pruned(self, params: PyTree) -> dict[str, Any]:
         chosen = flatten(self.prunable(params))
@@ -227,10 +280,37 @@ class Pruner:
 
 
 def keep_all(params: PyTree) -> PyTree:
-    """Return the mask that prunes nothing."""
+    """Return the mask that prunes nothing.
+
+    >>> keep_all({"kernel": jnp.array([0.5, -2.0])})["kernel"].tolist()
+    [True, True]
+
+    Args:
+        params: Parameters, for their shapes and places.
+
+    Returns:
+        A mask for each of them.
+    """
     return jax.tree.map(lambda p: jnp.ones_like(p, bool), params)
 
 
 def apply_mask(params: PyTree, kept: PyTree) -> PyTree:
-    """Zero what is not kept."""
+    """Zero the weights that a mask does not keep.
+
+    >>> kept = {"kernel": jnp.array([True, False])}
+    >>> apply_mask({"kernel": jnp.array([0.5, -2.0])}, kept)["kernel"].tolist()
+    [0.5, 0.0]
+
+    Args:
+        params: The parameters.
+        kept: A mask for each of them, as `Pruner.mask` and `keep_all` return them.
+
+    Returns:
+        The parameters, zero where the mask is false.
+    """
     return jax.tree.map(lambda p, k: jnp.where(k, p, jnp.zeros_like(p)), params, kept)
+
+
+@jax.jit
+def _extend(n: PyTree, kept: PyTree, t: int) -> PyTree:
+    return jax.tree.map(lambda n, k: jnp.where((n == 0) & k, jnp.asarray(t, n.dtype), n), n, kept)

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from elsa_train._measure import ACCURACY, LOSS, Measure, of_language
-from elsa_train._recipe import Recipe
+from elsa_train._recipe import ACCURACY, LOSS, Measure, Recipe, of_language
 from elsa_train.data.augment import augmentation, normalize
 from elsa_train.data.protocol import Data
 

@@ -3,7 +3,7 @@
 >>> from elsa_train.torch import Nesting, Schedule
 """
 
-from elsa_train._schedule import Schedule
+from elsa_train._levels import Schedule
 from elsa_train.torch._nesting import FrozenLevel, Nesting, magnitude
 
 __all__ = ["FrozenLevel", "Nesting", "Schedule", "magnitude"]

@@ -24,13 +24,13 @@ from elsa_train._errors import (
 )
 from elsa_train._levels import (
     Level,
+    Schedule,
     check_blocks,
     check_budget,
     check_growth,
     check_levels,
     parse_levels,
 )
-from elsa_train._schedule import Schedule
 from elsa_train.torch import _bits
 from elsa_train.torch._file import write_file
 from elsa_train.torch._parameters import buffers_of, check_finite, input_axis, prunable

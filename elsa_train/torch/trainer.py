@@ -11,8 +11,7 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from elsa_train._errors import TrainError
-from elsa_train._levels import parse_levels
-from elsa_train._schedule import Schedule
+from elsa_train._levels import Schedule, parse_levels
 from elsa_train.torch._nesting import Nesting
 
 FILE = "nesting.pt"

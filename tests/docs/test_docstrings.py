@@ -43,7 +43,6 @@ OWN = {
     "elsa_train.torch.trainer": ["NestingCallback"],
 }
 WITHOUT = {
-    "JaxprunerRule": "needs jaxpruner, which is not on PyPI",
     "jaxpruner_rules": "needs jaxpruner, which is not on PyPI",
     "recalibrate": "needs a trained network; tests/train run it",
 }

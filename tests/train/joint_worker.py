@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from click.testing import CliRunner
-from internals import Checkpoints, _training, flatten, train
+from internals import Checkpoints, _run, flatten, train
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from test_joint import WORDS
 
@@ -33,10 +33,10 @@ def run(folder, scope):
         reached.append(flatten(counters))
         return nest(network, counters, levels, *rest, **settings)
 
-    _training.nest = watched
+    _run.nest = watched
     words = [*WORDS, *FEW, "--scope", scope, "--levels", LEVELS[scope], "-o", str(folder)]
     found = CliRunner().invoke(train, words)
-    _training.nest = nest
+    _run.nest = nest
     path = folder / "seed-0" / "model.safetensors"
     if found.exit_code:
         return {"code": found.exit_code, "said": found.output}

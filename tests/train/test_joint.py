@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from internals import DENSE, Checkpoints, InfeasibleTraining, train, usual_shares
+from internals import DENSE, Checkpoints, InfeasibleTraining, sparse, train, usual_shares
 from test_resume import ARGUMENTS
 
 import elsa_format
@@ -20,7 +20,6 @@ from elsa_train import (
     masked,
     nest,
     parse_levels,
-    sparse,
     write_file,
 )
 

@@ -4,10 +4,10 @@ import io
 
 import numpy as np
 import pytest
-from internals import InfeasibleTraining
+from internals import InfeasibleTraining, check_levels
 
 import elsa_format
-from elsa_train import Scope, check_levels, parse_levels
+from elsa_train import Scope, parse_levels
 
 
 @pytest.mark.parametrize(

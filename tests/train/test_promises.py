@@ -80,7 +80,7 @@ def test_the_last_densification_has_a_rate_of_its_own(run, tmp_path):
     recipe = dataclasses.replace(
         run.recipe, levels="5%,1%", densify_factor=1, densify_between_factor=0.25
     )
-    plans = Run(recipe, 0, Output(tmp_path), run.reporter).plans()
+    plans = Run(recipe, 0, Output(tmp_path), run.reporter).plans.sequential()
     peak = plans[0].peak
     assert [plans[number].peak for number in (1, 2, 3, 4)] == [peak, peak / 4, peak, peak]
 
@@ -106,10 +106,10 @@ def test_the_zeros_of_a_dense_network_that_is_the_last_level_are_told(tmp_path, 
 
 def test_what_is_held_out_is_never_trained_on_and_the_same_for_every_seed(run, tmp_path):
     other = Run(tiny(levels="1%"), 1, Output(tmp_path), Reporter()).trainer
-    held = run.trainer._indices["validation"]
-    assert np.array_equal(held, other._indices["validation"])
-    assert len(held) == run.trainer.size("validation") == 72
-    assert len(held) + run.trainer.size("train") == 1437
+    held = run.trainer.batches.indices["validation"]
+    assert np.array_equal(held, other.batches.indices["validation"])
+    assert len(held) == run.trainer.batches.size("validation") == 72
+    assert len(held) + run.trainer.batches.size("train") == 1437
     seen = []
     batch = run.trainer.data.batch
 
@@ -118,8 +118,8 @@ def test_what_is_held_out_is_never_trained_on_and_the_same_for_every_seed(run, t
             seen.extend(indices if split == "train" else ())
             return batch(split, indices, seed)
 
-    other.data = Watching(**vars(other.data))
-    for _ in other._batches(Plan(0, "dense", 2 * other.steps_per_epoch, 0.1, 0), 0):
+    other.batches.data = Watching(**vars(other.data))
+    for _ in other.batches.in_order(0, 2 * other.batches.per_epoch):
         pass
     assert len(seen) > 1000
     assert not set(seen) & set(held)

@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from internals import Trainer, _record, _run, _training, keep_all, replacing, train, without_state
+from internals import Trainer, _record, _run, keep_all, replacing, train, without_state
 from PIL import Image
 from test_resume import ARGUMENTS
 
@@ -304,7 +304,7 @@ def test_files_that_cannot_be_written_are_refused_before_training(folder, name, 
     path.unlink(missing_ok=True)
     path.mkdir()
     before = files(folder)
-    monkeypatch.setattr(_training, "train", None)
+    monkeypatch.setattr(_run, "train", None)
     for more in ([], ["--force"]):  # which removes nothing then
         found = again(folder, *more)
         assert found.exit_code == 1
@@ -315,7 +315,7 @@ def test_files_that_cannot_be_written_are_refused_before_training(folder, name, 
 def test_plots_that_cannot_be_written_are_refused_before_training(folder, monkeypatch):
     unfinish(folder)
     (folder / "curves.svg").mkdir()
-    monkeypatch.setattr(_training, "train", None)
+    monkeypatch.setattr(_run, "train", None)
     assert "curves.svg" in again(folder, "--plot", "svg").output
 
 

@@ -1,11 +1,18 @@
 """Selection is exact: so many weights, the best ones, frozen ones first, ties to lower indices."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from internals import InfeasibleTraining, apply_mask
+from internals import InfeasibleTraining, _selection, apply_mask, cut_by_bits, cut_by_tables
 
-from elsa_train import Pruner, Schedule, Scope, parse_levels
+from elsa_train import Joint, Pruner, Schedule, Scope, parse_levels
+
+
+@pytest.fixture(params=[1 << 28, 0], ids=["whole", "slabs"])
+def way(request, monkeypatch):
+    """Rank tensors as one vector, and as those that are split or too large for that."""
+    monkeypatch.setattr(_selection, "WHOLE", request.param)
 
 
 def weights(seed=0):
@@ -38,7 +45,7 @@ def best(scores, n, k):
 
 
 @pytest.mark.parametrize("level", parse_levels("85,70,50,20"), ids=lambda x: x.name)
-def test_global_selection_is_the_sorted_one(level):
+def test_global_selection_is_the_sorted_one(level, way):
     params, n, scope = weights(), frozen(), Scope("global")
     budgets = scope.budgets(params, level)
     kept = scope.select(params, n, budgets, None)
@@ -51,7 +58,7 @@ def test_global_selection_is_the_sorted_one(level):
 
 
 @pytest.mark.parametrize("level", parse_levels("85,70,50,20"), ids=lambda x: x.name)
-def test_uniform_selection_is_the_sorted_one_in_each_tensor(level):
+def test_uniform_selection_is_the_sorted_one_in_each_tensor(level, way):
     params, n, scope = weights(), frozen(), Scope("uniform")
     budgets = scope.budgets(params, level)
     kept = scope.select(params, n, budgets, None)
@@ -59,6 +66,40 @@ def test_uniform_selection_is_the_sorted_one_in_each_tensor(level):
         found = np.asarray(kept[module]["kernel"]).ravel()
         p, c = (np.asarray(tree[module]["kernel"]).ravel() for tree in (params, n))
         np.testing.assert_array_equal(found, best(p, c, k))
+
+
+def hard_to_rank(dtype):
+    """Ties at every cut, zeros of both signs, denormals, infinities and NaNs."""
+    rng = np.random.default_rng(5)
+    few = rng.choice([0.0, -0.0, 1.0, -1.0, 1e-40, np.inf, np.nan, 0.25, 3.0], (40, 70))
+    many = rng.normal(size=(70, 50))
+    return {name: {"kernel": jnp.asarray(x, dtype)} for name, x in (("a", few), ("b", many))}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("kind", ["global", "uniform"])
+def test_all_levels_in_one_search_are_those_found_one_after_the_other(kind, dtype, monkeypatch):
+    with jax.enable_x64(dtype == "float64"):
+        params = hard_to_rank(dtype)
+        joint = Joint(Scope(kind), parse_levels("99,95,80,60,5"), Schedule(0, 10, 5))
+        whole = [joint.rank(params, step) for step in (5, 10)]
+        monkeypatch.setattr(_selection, "WHOLE", 0)
+        slabs = [joint.rank(params, step) for step in (5, 10)]
+    for one, other in zip(jax.tree.leaves(whole), jax.tree.leaves(slabs), strict=True):
+        assert one.dtype == other.dtype == jnp.uint8
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("word", ["uint16", "uint32"])
+def test_both_searches_find_the_same_cuts(word):
+    rng = np.random.default_rng(3)
+    high, low = rng.integers(0, 4, (2, 9000))
+    flat = jnp.asarray((high << (8 * np.dtype(word).itemsize - 2)) | low, word)
+    budgets = jnp.asarray([0, 1, 7, 2000, 2001, 6000, 8999, 9000], jnp.uint32)
+    for one, other in zip(
+        cut_by_bits(flat, budgets), jax.jit(cut_by_tables)(flat, budgets), strict=True
+    ):
+        np.testing.assert_array_equal(one[1:], other[1:])
 
 
 @pytest.mark.parametrize("axis", [-1, 2])

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from internals import SCORES, Request, _ranking, _select_blocks, _sparsity, _wide
+from internals import SCORES, Request, _ranking, _select_blocks, _selection, _sparsity, _wide
 
 from elsa_format.levels import Pattern
 from elsa_train import Scope
@@ -22,6 +22,7 @@ def test_numbers_of_two_words(a, b):
 def test_a_tensor_that_a_word_cannot_count_is_numbered_by_rows(monkeypatch):
     monkeypatch.setattr(_wide, "WORD", 40)
     monkeypatch.setattr(_ranking, "SLAB", 16)
+    monkeypatch.setattr(_selection, "WHOLE", 0)
     rng = np.random.default_rng(0)
     params = {"kernel": jnp.asarray(rng.integers(-2, 3, (7, 3, 11)), jnp.float32)}
     assert _wide.one_word_axes((7, 3, 11)) == 1
@@ -76,9 +77,11 @@ def test_selection_in_blocks_needs_one_copy_at_most(score, dtype):
     assert used.temp_size_in_bytes < 1.5 * model
 
 
+@pytest.mark.parametrize("whole", [1 << 28, 0], ids=["whole", "slabs"])
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-def test_words_of_two_bytes_are_ranked_by_their_bits(dtype):
+def test_words_of_two_bytes_are_ranked_by_their_bits(dtype, whole, monkeypatch):
     """Every one of them, four times: zeros, denormals, infinities and each NaN keep their order."""
+    monkeypatch.setattr(_selection, "WHOLE", whole)
     words = np.random.default_rng(0).permutation(np.tile(np.arange(1 << 16, dtype=np.uint16), 4))
     params = {"kernel": jnp.asarray(words.view(dtype))}
     n = {"kernel": jnp.zeros(words.shape, jnp.uint8)}

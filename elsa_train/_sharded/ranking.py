@@ -17,13 +17,11 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from elsa_train import _wide
-from elsa_train._method import UNSIGNED
-from elsa_train._wide import Wide
+from elsa_train._selection import Leaves, Score, keys
+from elsa_train._sharded import wide
+from elsa_train._sharded.wide import Wide
 
 PyTree = Any
-Leaves = list[Any]
-Score = Callable[[PyTree, PyTree], PyTree]
 SLAB = 1 << 16
 """Weights looked at in one go: they stay in the cache."""
 
@@ -38,25 +36,11 @@ class Ranking(NamedTuple):
     """How the tensors are split, None if nobody knows or they are not."""
 
 
-def keys(score: Score, params: Leaves, grads: Leaves | None, n: Leaves) -> Leaves:
-    """Map |scores| to integers in the same order, frozen weights above all, NaN just below."""
-    scores = score(params, grads)
-    dtype = jnp.result_type(*scores)
-    word = np.dtype(UNSIGNED[np.dtype(dtype).itemsize])
-    frozen = word.type(np.iinfo(word).max)
-
-    def key(score: jax.Array, n: jax.Array) -> jax.Array:
-        bits = lax.bitcast_convert_type(score.astype(dtype), word)
-        return jnp.where(n > 0, frozen, bits & (frozen >> 1))
-
-    return [key(*pair) for pair in zip(scores, n, strict=True)]
-
-
 def select_largest(
     ranking: Ranking, params: Leaves, grads: Leaves | None, n: Leaves, budgets: Sequence[int]
 ) -> Leaves:
     """Return masks of the largest scores, as many as the budgets say, split as the weights are."""
-    masks: Leaves = _select(ranking, params, grads, n, _wide.wide(budgets))
+    masks: Leaves = _select(ranking, params, grads, n, wide.wide(budgets))
     return masks
 
 
@@ -106,7 +90,7 @@ class _Shards:
         self.leaves = range(len(shapes))
         self.group = [0 if ranking.together else j for j in self.leaves]
         self.split = [[_axes(part) for part in spec] for spec in specs]
-        self.first = [_wide.one_word_axes(shape) for shape in shapes]
+        self.first = [wide.one_word_axes(shape) for shape in shapes]
         """Of each tensor, the axes before which number its rows, and the others places in them."""
 
     def select(self, params: Leaves, grads: Leaves | None, n: Leaves, budgets: Wide) -> Leaves:
@@ -114,7 +98,7 @@ class _Shards:
         self.params, self.grads, self.n = params, grads, n
         group = self.group
         threshold, ties, above = self.threshold(budgets)
-        spare = _wide.subtract(budgets, self.grouped(above))
+        spare = wide.subtract(budgets, self.grouped(above))
         if self.ranking.together:
             spare = _deal(spare, ties)
 
@@ -130,14 +114,14 @@ class _Shards:
             row = none
             if any(self.first):
                 row = _largest(
-                    lambda x: _wide.at_most(
+                    lambda x: wide.at_most(
                         self.count(lambda j, key, at: early(j, key, at, x, none)), spare
                     ),
                     len(none),
                     jnp.uint32,
                 )
             place = _largest(
-                lambda x: _wide.at_most(
+                lambda x: wide.at_most(
                     self.count(lambda j, key, at: early(j, key, at, row, x)), spare
                 ),
                 len(none),
@@ -146,7 +130,7 @@ class _Shards:
             return row, place
 
         none = jnp.zeros(len(self.leaves), jnp.uint32)
-        row, place = lax.cond(jnp.all(_wide.at_most(ties, spare)), lambda: (~none, ~none), search)
+        row, place = lax.cond(jnp.all(wide.at_most(ties, spare)), lambda: (~none, ~none), search)
         kept: Leaves = []
         for j in self.leaves:
             key = self.key(j, lambda x: x)
@@ -162,20 +146,20 @@ class _Shards:
             x, reached, above = found
             candidate = _set_bit(x, i)
             counts = self.count(lambda j, key, at: key >= candidate[group[j]])
-            enough = _wide.at_most(budgets, self.grouped(counts))
+            enough = wide.at_most(budgets, self.grouped(counts))
             each = enough[group]
             return (
                 jnp.where(enough, candidate, x),
-                _wide.where(each, counts, reached),
-                _wide.where(each, above, counts),
+                wide.where(each, counts, reached),
+                wide.where(each, above, counts),
             )
 
         lowest = jnp.zeros(max(self.group) + 1, self.dtype)
-        sizes = _wide.wide([math.prod(shape) for shape in self.shapes])
-        start = lowest, sizes, _wide.wide([0] * len(group))
+        sizes = wide.wide([math.prod(shape) for shape in self.shapes])
+        start = lowest, sizes, wide.wide([0] * len(group))
         threshold, reached, above = lax.fori_loop(0, _bits(self.dtype), bit, start)
         # The last candidate that was too high is the score right above the threshold.
-        return threshold, _wide.subtract(reached, above), above
+        return threshold, wide.subtract(reached, above), above
 
     def key(self, j: int, cut: Callable[[Any], Any]) -> jax.Array:
         """Make the keys of some of a tensor."""
@@ -185,7 +169,7 @@ class _Shards:
 
     def count(self, test: Callable[[int, jax.Array, list[Any]], jax.Array]) -> Wide:
         """Count in each tensor, on all devices, where a test holds."""
-        own = _wide.stack([self.count_own(j, partial(test, j)) for j in self.leaves])
+        own = wide.stack([self.count_own(j, partial(test, j)) for j in self.leaves])
         return _sum_devices(own, list(self.mesh)) if self.mesh else own
 
     def count_own(self, j: int, test: Callable[[jax.Array, list[Any]], jax.Array]) -> Wide:
@@ -205,7 +189,7 @@ class _Shards:
             found = test(key, at)
             if length % step:
                 found &= lax.broadcasted_iota(jnp.int32, key.shape, axis) + start >= i * step
-            return _wide.add(sum, Wide(jnp.uint32(0), jnp.sum(found, dtype=jnp.uint32)))
+            return wide.add(sum, Wide(jnp.uint32(0), jnp.sum(found, dtype=jnp.uint32)))
 
         counted: Wide = lax.fori_loop(0, -(-length // step), slab, nothing)
         used = {name for names in self.split[j] for name in names}
@@ -235,7 +219,7 @@ class _Shards:
         if not self.ranking.together:
             return counts
         numbers = [Wide(counts.high[j : j + 1], counts.low[j : j + 1]) for j in self.leaves]
-        return reduce(_wide.add, numbers)
+        return reduce(wide.add, numbers)
 
 
 def _slice(x: jax.Array, start: jax.Array, size: int, axis: int) -> jax.Array:
@@ -257,16 +241,16 @@ def _sum_devices(counts: Wide, axes: list[str]) -> Wide:
     """Add up the counts of all devices, in halves of words so that no sum overflows."""
     halves = (counts.low & 0xFFFF, counts.low >> 16, counts.high)
     low, middle, high = lax.psum(halves, axes)  # type: ignore[no-untyped-call]
-    return _wide.add(Wide(jnp.zeros_like(low), low), Wide(high + (middle >> 16), middle << 16))
+    return wide.add(Wide(jnp.zeros_like(low), low), Wide(high + (middle >> 16), middle << 16))
 
 
 def _deal(spare: Wide, ties: Wide) -> Wide:
     """Give what may still be kept of ties to the first tensors that have some."""
     dealt, left = [], Wide(spare.high[0], spare.low[0])
     for high, low in zip(ties.high, ties.low, strict=True):
-        dealt.append(_wide.smaller(Wide(high, low), left))
-        left = _wide.subtract(left, dealt[-1])
-    return _wide.stack(dealt)
+        dealt.append(wide.smaller(Wide(high, low), left))
+        left = wide.subtract(left, dealt[-1])
+    return wide.stack(dealt)
 
 
 def _largest(holds: Callable[[jax.Array], jax.Array], count: int, dtype: Any) -> jax.Array:

@@ -1,0 +1,1 @@
+"""Networks split over devices and hosts: who holds what, exact selection, counts beyond 32 bits."""
