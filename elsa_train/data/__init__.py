@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from elsa_train._errors import BadData, BadRecipe, TrainError
+from elsa_train.data.arrays import load_cifar, load_digits, load_idx
+from elsa_train.data.imagefolder import ImageFolder
 from elsa_train.data.protocol import ArrayData, Data, Split, blaming, check_data
+from elsa_train.data.text import load_text
 
 __all__ = ["NAMES", "ArrayData", "Data", "Split", "load"]
 
@@ -66,51 +69,14 @@ def _called(name: str, own: Callable[..., Any], data_dir: str | Path) -> Any:
         raise BadData(f"dataset {name!r}: {blaming(error)}") from None
 
 
-def _digits(path: Path) -> Data:
-    from elsa_train.data.digits import load_digits
-
-    del path
-    return load_digits()
-
-
-def _idx(path: Path) -> Data:
-    from elsa_train.data.idx import load_idx
-
-    return load_idx(path)
-
-
-def _cifar10(path: Path) -> Data:
-    from elsa_train.data.cifar import load_cifar
-
-    return load_cifar(path, 10)
-
-
-def _cifar100(path: Path) -> Data:
-    from elsa_train.data.cifar import load_cifar
-
-    return load_cifar(path, 100)
-
-
-def _imagefolder(path: Path) -> Data:
-    from elsa_train.data.imagefolder import ImageFolder
-
-    return ImageFolder(path)
-
-
-def _text(path: Path) -> Data:
-    from elsa_train.data.text import load_text
-
-    return load_text(path if path != Path() else None)
-
-
 _BUNDLED: dict[str, Callable[[Path], Data]] = {
-    "cifar10": _cifar10,
-    "cifar100": _cifar100,
-    "digits": _digits,
-    "fashion-mnist": _idx,
-    "imagefolder": _imagefolder,
-    "mnist": _idx,
-    "text": _text,
+    "cifar10": lambda path: load_cifar(path, 10),
+    "cifar100": lambda path: load_cifar(path, 100),
+    "digits": lambda path: load_digits(),
+    "fashion-mnist": load_idx,
+    "imagefolder": ImageFolder,
+    "mnist": load_idx,
+    "text": lambda path: load_text(path if path != Path() else None),
 }
 NAMES = tuple(_BUNDLED)
 READY = ("digits", "text")

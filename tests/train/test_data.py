@@ -13,8 +13,8 @@ import pytest
 from internals import BadData, BadRecipe, MissingData, TrainError
 
 from elsa_train.data import load
+from elsa_train.data.arrays import FILES
 from elsa_train.data.augment import random_flip, random_shift
-from elsa_train.data.cifar import FILES
 from elsa_train.data.imagefolder import random_crop
 
 RNG = np.random.default_rng(0)
