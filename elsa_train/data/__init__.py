@@ -9,11 +9,13 @@ from typing import Any
 
 from elsa_train._errors import BadData, BadRecipe, TrainError
 from elsa_train.data.arrays import load_cifar, load_digits, load_idx
-from elsa_train.data.imagefolder import ImageFolder
+from elsa_train.data.images import EncodedImages, ImageFolder
 from elsa_train.data.protocol import ArrayData, Data, Split, blaming, check_data
+from elsa_train.data.records import ImageRecords, record_files
 from elsa_train.data.text import load_text
+from elsa_train.data.workers import Workers
 
-__all__ = ["NAMES", "ArrayData", "Data", "Split", "load"]
+__all__ = ["NAMES", "ArrayData", "Data", "Split", "in_processes", "load"]
 
 
 def load(name: str, data_dir: str | Path = "") -> Data:
@@ -69,12 +71,40 @@ def _called(name: str, own: Callable[..., Any], data_dir: str | Path) -> Any:
         raise BadData(f"dataset {name!r}: {blaming(error)}") from None
 
 
+def _images(root: Path) -> EncodedImages:
+    """Open folders of images, or record files: those of a folder, or of its only version."""
+    if not (root / "train").is_dir():
+        folders = [root, *(path.parent for path in sorted(root.glob("*/dataset_info.json")))]
+        for folder in folders[:1] if len(folders) > 2 else folders:
+            if any((files := record_files(folder)).values()):
+                return ImageRecords(folder, files)
+    return ImageFolder(root)
+
+
+def in_processes(data: Data, count: int | None = None) -> Data:
+    """Let worker processes make the batches: `count` of them, 0 for none, None for as many as pay.
+
+    Those are as many as there are cores for images that are decoded, and none for other data.
+    """
+    if count is None:
+        decoded = getattr(data, "decoded", False) and os.name == "posix"
+        count = _cores() if decoded else 0
+    return Workers(data, count) if count else data
+
+
+def _cores() -> int:
+    """Count the cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 _BUNDLED: dict[str, Callable[[Path], Data]] = {
     "cifar10": lambda path: load_cifar(path, 10),
     "cifar100": lambda path: load_cifar(path, 100),
     "digits": lambda path: load_digits(),
     "fashion-mnist": load_idx,
-    "imagefolder": ImageFolder,
+    "imagefolder": _images,
     "mnist": load_idx,
     "text": lambda path: load_text(path if path != Path() else None),
 }

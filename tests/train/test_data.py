@@ -15,7 +15,6 @@ from internals import BadData, BadRecipe, MissingData, TrainError
 from elsa_train.data import load
 from elsa_train.data.arrays import FILES
 from elsa_train.data.augment import random_flip, random_shift
-from elsa_train.data.imagefolder import random_crop
 
 RNG = np.random.default_rng(0)
 
@@ -137,41 +136,6 @@ def test_broken_archives(tmp_path):
         (tmp_path / "cifar-10-binary.tar.gz").write_bytes(content)
         with pytest.raises(BadData, match="cifar-10-binary"):
             load("cifar10", tmp_path)
-
-
-def test_imagefolder(tmp_path):
-    image = pytest.importorskip("PIL.Image")
-    for split in ("train", "val"):
-        for name, colour in (("cat", (250, 0, 0)), ("dog", (0, 0, 250))):
-            folder = tmp_path / split / name
-            folder.mkdir(parents=True)
-            for i in range(2):
-                image.new("RGB", (300, 260), colour).save(folder / f"{i}.JPEG")
-    data = load("imagefolder", tmp_path)
-    assert (data.num_classes, data.size("train"), data.shape()) == (2, 4, (224, 224, 3))
-    images, labels = data.batch("train", np.array([3, 0]), 5)
-    assert labels.tolist() == [1, 0]
-    assert images.shape == (2, 224, 224, 3)
-    assert images[0, 100, 100, 2] > 200
-    np.testing.assert_array_equal(images, data.batch("train", np.array([3, 0]), 5)[0])
-    with pytest.raises(MissingData, match="no such folder"):
-        load("imagefolder", tmp_path / "train")
-    broken = tmp_path / "train" / "cat" / "0.JPEG"
-    whole = broken.read_bytes()
-    huge = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\1\0\0\0\1\0\0\x08\2\0\0\0"
-    for content in (b"", b"nothing", whole[: len(whole) // 2], huge + b"\x5b\xc3\x0c\x4a"):
-        broken.write_bytes(content)
-        with pytest.raises(BadData, match=r"0\.JPEG"):
-            load("imagefolder", tmp_path)
-
-
-def test_random_crops_stay_inside_and_cover_enough():
-    rng = np.random.default_rng(0)
-    for _ in range(200):
-        left, top, right, bottom = random_crop(300, 200, rng)
-        assert 0 <= left < right <= 300
-        assert 0 <= top < bottom <= 200
-        assert (right - left) * (bottom - top) >= 0.079 * 300 * 200
 
 
 def test_digits_split_is_fixed_and_disjoint():
