@@ -5,6 +5,7 @@ import io
 import struct
 import sys
 import tarfile
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ from internals import BadData, BadRecipe, MissingData, TrainError
 
 from elsa_train.data import load
 from elsa_train.data.arrays import FILES
-from elsa_train.data.augment import random_flip, random_shift
+from elsa_train.data.augment import augmentation, normalize, random_flip, random_shift
 
 RNG = np.random.default_rng(0)
 
@@ -157,6 +158,18 @@ def test_augmentation_moves_pixels_only():
     assert all(s != m for s, m in zip(same, mirrored, strict=True))
     assert any(same)
     assert any(mirrored)
+
+
+def test_cifar_images_have_a_black_border_as_the_paper_normalizes_last():
+    images = jnp.full((64, 8, 8, 3), 200, jnp.uint8)
+    mean, std = (125.0, 120.0, 110.0), (60.0, 61.0, 62.0)
+    normal = partial(normalize, mean=mean, std=std)
+    found = np.asarray(augmentation("crop-flip")(jax.random.key(0), images, normal))
+    black, inside = ((np.array([[0.0], [200.0]]) - mean) / std).astype(np.float32)
+    is_black = np.isclose(found, black, atol=1e-5).all(-1)
+    assert (is_black | np.isclose(found, inside, atol=1e-5).all(-1)).all()
+    assert 0.2 < is_black.mean() < 0.7
+    assert not is_black.all((1, 2)).any()
 
 
 def test_unknown_or_missing_data_is_said():
