@@ -1,7 +1,8 @@
 """The training loop of a phase: masked steps, evaluation, statistics, on all devices."""
 
+import re
 from collections.abc import Callable
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
 from typing import Any, NamedTuple
 
 import jax
@@ -21,7 +22,7 @@ from elsa_train._recipe import Recipe
 from elsa_train._sharded import wide
 from elsa_train._sparsify import apply_mask, keep_all
 from elsa_train._task import task_of
-from elsa_train._tree import flatten, unflatten
+from elsa_train._tree import flatten, names, unflatten
 from elsa_train.data.protocol import Data
 from elsa_train.models import build, total_statistics
 
@@ -117,16 +118,24 @@ class Window:
 
 def make_optimizer(recipe: Recipe) -> optax.GradientTransformation:
     """Build the optimizer with rate -1; the step scales by the rate, so one program serves all."""
+    decay = optax.add_decayed_weights(recipe.weight_decay)
+    if recipe.decay:
+        decay = optax.masked(decay, partial(_matching, recipe.decay))
     if recipe.optimizer == "sgd":
         core = [
-            optax.add_decayed_weights(recipe.weight_decay),
+            decay,
             optax.trace(recipe.momentum, nesterov=recipe.nesterov),
         ]
     elif recipe.optimizer == "adam":
-        core = [optax.add_decayed_weights(recipe.weight_decay), optax.scale_by_adam()]
+        core = [decay, optax.scale_by_adam()]
     else:
-        core = [optax.scale_by_adam(), optax.add_decayed_weights(recipe.weight_decay)]
+        core = [optax.scale_by_adam(), decay]
     return optax.chain(*core, optax.scale(-1.0))
+
+
+def _matching(pattern: str, params: PyTree) -> PyTree:
+    """Return for each tensor whether a regular expression finds something in its name."""
+    return jax.tree.map(lambda name: bool(re.search(pattern, name)), names(params))
 
 
 class Trainer:
