@@ -29,6 +29,8 @@ from elsa_train.models import build, total_statistics
 PyTree = Any
 STATISTICS, MOST_BATCHES = 5000, 50
 CHECK_EVERY, QUEUED = 20, 2
+MEASURED = 3
+"""Batches that evaluation has under way on the devices."""
 REVIVED = 2**32 - 1
 """Folded into a phase's key where no step is: the weights drawn anew."""
 
@@ -265,7 +267,12 @@ class Trainer:
         """Measure the network on the test images, or text, or on what is held out of training."""
         if part is None:
             part = "test" if self.recipe.judge == "test" else "validation"
-        sums = [self._evaluate(network, *batch) for batch in self.batches.all_of(part)]
+        sums = []
+        with self.batches.all_of(part) as batches:
+            for batch in batches:
+                sums.append(self._evaluate(network, *batch))
+                # Batches that wait for a slow device would fill its memory.
+                sums[-MEASURED:][0][0].block_until_ready()
         right, loss = sum(int(r) for r, _ in sums), sum(float(s) for _, s in sums)
         labels = self.batches.size(part) * self.task.labels
         return self.task.metrics(right / labels, loss / labels)
@@ -275,11 +282,12 @@ class Trainer:
         if not jax.tree.leaves(self.like.state):
             return self.like.state
         key = jax.random.fold_in(jax.random.key(self.seed), STATISTICS)
-        some = self.batches.in_order(STATISTICS, min(self.batches.per_epoch, MOST_BATCHES))
-        seen = [
-            jax.tree.map(np.asarray, self._seen(params, images, jax.random.fold_in(key, step)))
-            for step, (images, _) in enumerate(some)
-        ]
+        steps = min(self.batches.per_epoch, MOST_BATCHES)
+        with self.batches.phase(STATISTICS, steps) as batches:
+            seen = [
+                jax.tree.map(np.asarray, self._seen(params, images, jax.random.fold_in(key, step)))
+                for step, (images, _) in enumerate(batches)
+            ]
         found = total_statistics([flatten(state) for state in seen])
         return self.replicate(unflatten(self.like.state, found))
 

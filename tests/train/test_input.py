@@ -4,17 +4,20 @@ import io
 import json
 import pickle
 import struct
+import time
+from functools import partial
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
-from internals import BadData, BadRecipe, MissingData, TrainError
+from internals import BadData, BadRecipe, MissingData, Trainer, TrainError, make_recipe
 from odd_data import Odd
 from PIL import Image
 
 from elsa_train.data import ArrayData, in_processes, load
 from elsa_train.data.images import ImageFolder, center_crop, random_crop
+from elsa_train.data.prefetch import Prefetch
 from elsa_train.data.protocol import identity_of
 from elsa_train.data.records import ImageRecords, record_files
 from elsa_train.data.workers import Workers
@@ -276,6 +279,45 @@ def test_what_goes_wrong_in_a_worker_is_said():
     workers.close()
     with pytest.raises(BadRecipe, match="can't be sent"):
         Workers(ArrayData(None, lambda: 0, 10, (0.0,), (1.0,)), 1)
+
+
+def test_batches_ahead_come_in_order_and_errors_in_their_place():
+    started = []
+
+    def call(number):
+        started.append(number)
+        if number == 3:
+            raise ValueError("three")
+        time.sleep(0.02 if number == 0 else 0)  # the second is done before the first
+        return number
+
+    with Prefetch((partial(call, number) for number in range(9)), threads=2) as ahead:
+        assert [next(ahead) for _ in range(3)] == [0, 1, 2]
+        with pytest.raises(ValueError, match="three"):
+            next(ahead)
+    assert max(started) <= 5  # no further ahead than two
+    assert list(Prefetch([])) == []
+
+
+def test_a_phase_has_the_same_batches_from_any_step_on_with_any_number_of_workers():
+    images = (
+        RNG.integers(0, 256, (50, 8, 8, 1)).astype(np.uint8),
+        np.arange(50, dtype=np.int32) % 10,
+    )
+    data = ArrayData(images, images, 10, (0.0,), (1.0,))
+    recipe = make_recipe({"batch_size": 8, "width": 4, "validation": 0})
+
+    def batches(count, start):
+        found = in_processes(data, count)
+        with Trainer(recipe, found, seed=3).batches.phase(2, 14, start) as ahead:
+            return [[np.asarray(part) for part in batch] for batch in ahead]
+
+    whole = batches(0, 0)
+    assert len(whole) == 14
+    for count, start in ((0, 5), (1, 0), (2, 5)):
+        for one, other in zip(whole[start:], batches(count, start), strict=True):
+            for expected, found in zip(one, other, strict=True):
+                np.testing.assert_array_equal(found, expected)
 
 
 def test_workers_are_for_data_that_is_decoded(folder):
