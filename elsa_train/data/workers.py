@@ -19,7 +19,7 @@ from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from tempfile import TemporaryFile
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,6 +62,14 @@ class Workers:
         self._threads = ThreadPoolExecutor(count, "data worker")
         self.close = weakref.finalize(self, _close, workers, self._threads)
         """End the processes."""
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the processes."""
+        self.close()
 
     def __getattr__(self, name: str) -> Any:
         # What only some data has: identity, label_shape.

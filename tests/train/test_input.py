@@ -11,7 +11,8 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from internals import BadData, BadRecipe, MissingData, Trainer, TrainError, make_recipe
+from click.testing import CliRunner
+from internals import BadData, BadRecipe, MissingData, Trainer, TrainError, make_recipe, train
 from odd_data import Odd
 from PIL import Image
 
@@ -318,6 +319,19 @@ def test_a_phase_has_the_same_batches_from_any_step_on_with_any_number_of_worker
         for one, other in zip(whole[start:], batches(count, start), strict=True):
             for expected, found in zip(one, other, strict=True):
                 np.testing.assert_array_equal(found, expected)
+
+
+def test_a_run_writes_the_same_bytes_with_any_number_of_workers(tmp_path):
+    options = "--levels 90 --width 8 --epochs 0.3 --sparsify-epochs 0.3 --densify-epochs 0 "
+    options += "--warmup-epochs 0.1 --mask-every 2 --test-images 128 --plot none -q"
+    files = []
+    for count in (0, 2):
+        out = tmp_path / str(count)
+        arguments = ["digits", *options.split(), "--workers", str(count), "-o", str(out)]
+        found = CliRunner().invoke(train, arguments)
+        assert found.exit_code == 0, found.output
+        files.append((out / "seed-0" / "model.safetensors").read_bytes())
+    assert files[0] == files[1]
 
 
 def test_workers_are_for_data_that_is_decoded(folder):
