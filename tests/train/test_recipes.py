@@ -2,6 +2,9 @@
 
 import dataclasses
 import os
+import re
+import shlex
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +39,19 @@ def test_appendix_hyperparameters():
     for recipe in (cifar10, cifar100, imagenet):
         assert (recipe.momentum, recipe.nesterov, recipe.label_smoothing) == (0.9, True, 0.1)
         assert recipe.densify_factor == recipe.densify_between_factor == 0.01
+
+
+def test_the_papers_commands_train_on_all_images():
+    page = (Path(__file__).parents[2] / "docs" / "paper.md").read_text("utf-8")
+    commands = re.findall(r"`elsa-train (\S+) (--[^`]+)`", page)
+    assert {name for name, _ in commands} == {
+        "cifar10-stress", "cifar100-wrn28-10", "imagenet-resnet50"
+    }  # fmt: skip
+    for name, options in commands:
+        values = train.get_command(None, name).make_context(name, shlex.split(options)).params
+        given = {k: v for k, v in values.items() if k in FIELDS and v is not None}
+        assert read_recipe(name, given).validation == 0
+    assert read_recipe("imagenet-resnet50").validation > 0
 
 
 def test_weights_decay_by_name():
