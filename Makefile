@@ -80,7 +80,7 @@ test-lowest: $(VENV)/ready  ## with the oldest version of every dependency that 
 	.cache/lowest/bin/python -m pytest -q -n 2 tests/unit tests/property tests/conformance tests/integration \
 	  tests/onnx --ignore tests/onnx/test_onnx_flax.py
 	$(BIN)/uv venv --quiet --clear --python $(PYTHON) .cache/lowest
-	$(LOWEST) --editable '.[plot,train]' 'safetensors>=0.8'
+	$(LOWEST) --editable '.[plot,records,train]' 'safetensors>=0.8'
 	$(BIN)/uv pip install --quiet --python .cache/lowest pytest pytest-xdist hypothesis
 	.cache/lowest/bin/python -m pytest -q -n 2 --dist loadfile tests/train
 

@@ -31,6 +31,7 @@ AREAS = {
 SCRIPTS: dict[str, tuple[str, list[str]]] = {
     "delivery_sizes": ("Bytes to each level", ["--only", "magika"]),
     "fast": ("Fast levels", ["--quick"]),
+    "input": ("Input of images", ["--quick"]),
     "javascript": ("JavaScript", ["--quick"]),
     "onnx_export": ("ONNX", ["--megabytes", "16", "--repeat", "1"]),
     "torch_levels": ("PyTorch", ["--megabytes", "16", "--repeat", "2"]),

@@ -1,6 +1,6 @@
 """Which examples a step sees, and their way onto the devices."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, partial
 from typing import Literal
 
@@ -54,12 +54,15 @@ class Batches:
         train = np.setdiff1d(np.arange(total), held)
         return {"train": train, "validation": held, "test": np.arange(test)}
 
-    def phase(self, number: int, steps: int, start: int) -> Prefetch:
+    def phase(self, number: int, steps: int, start: int = 0) -> Prefetch:
         """Return the batches of a phase from a step on, made ahead of their use."""
-        return Prefetch(self.in_order(number, steps, start))
+        return self._ahead(self._in_order(number, steps, start))
 
-    def in_order(self, number: int, steps: int, start: int = 0) -> Iterator[Batch]:
-        """Yield the batches of a phase: a function of seed, phase and step alone."""
+    def _ahead(self, calls: Iterable[Callable[[], Batch]]) -> Prefetch:
+        return Prefetch(calls, 2 if getattr(self.data, "concurrent", False) else 1)
+
+    def _in_order(self, number: int, steps: int, start: int) -> Iterator[Callable[[], Batch]]:
+        """Yield what makes the batches of a phase: a function of seed, phase and step alone."""
         size, per_epoch = self._recipe.batch_size, self.per_epoch
         order, known, seed = np.empty(0, np.int64), -1, 0
         for step in range(start, steps):
@@ -68,13 +71,16 @@ class Batches:
                 rng = np.random.default_rng([self._seed, number, epoch])
                 order, known = rng.permutation(self.indices["train"]), epoch
                 seed = int(rng.integers(2**31))
-            yield self.take("train", order[place * size : (place + 1) * size], seed)
+            yield partial(self.take, "train", order[place * size : (place + 1) * size], seed)
 
-    def all_of(self, part: Part) -> Iterator[Batch]:
-        """Yield every example of a part once; the last batch is padded with label -1."""
-        size, split = self._recipe.batch_size, "test" if part == "test" else "train"
-        for first in range(0, self.size(part), size):
-            yield self.take(split, self.indices[part][first : first + size], 0)  # type: ignore[arg-type]
+    def all_of(self, part: Part) -> Prefetch:
+        """Return every example of a part once, ahead; the last batch is padded with label -1."""
+        size, indices = self._recipe.batch_size, self.indices[part]
+        split: Split = "test" if part == "test" else "train"
+        return self._ahead(
+            partial(self.take, split, indices[first : first + size], 0)
+            for first in range(0, len(indices), size)
+        )
 
     def take(self, split: Split, indices: NDArray[np.int64], seed: int) -> Batch:
         """Load this process's share of a batch, padded with label -1, onto its devices."""

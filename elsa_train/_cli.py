@@ -171,6 +171,12 @@ def _run_options() -> list[click.Parameter]:
             is_flag=True,
             help="resume a run although its data has changed",
         ),
+        click.Option(
+            ["--workers"],
+            type=click.IntRange(0, 1024),
+            help="processes that make batches  [a core each where images are decoded, else 0]",
+            show_default=False,
+        ),
         click.Option(["--coordinator"], help="host:port of process 0, for runs over several hosts"),
         click.Option(["--processes"], type=click.IntRange(1), default=1, help="how many in all"),
         click.Option(["--process"], type=click.IntRange(0), default=0, help="number of this one"),
@@ -242,6 +248,7 @@ def _train(
     restart: bool,
     plot: str,
     changed_data: bool,
+    workers: int | None,
     coordinator: str | None,
     processes: int,
     process: int,
@@ -308,6 +315,7 @@ def _train(
                         restart=restart,
                         columns=also,
                         only=only,
+                        workers=workers,
                     )
                 )
             finally:

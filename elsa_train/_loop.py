@@ -1,7 +1,8 @@
 """The training loop of a phase: masked steps, evaluation, statistics, on all devices."""
 
+import re
 from collections.abc import Callable
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
 from typing import Any, NamedTuple
 
 import jax
@@ -21,13 +22,15 @@ from elsa_train._recipe import Recipe
 from elsa_train._sharded import wide
 from elsa_train._sparsify import apply_mask, keep_all
 from elsa_train._task import task_of
-from elsa_train._tree import flatten, unflatten
+from elsa_train._tree import flatten, names, unflatten
 from elsa_train.data.protocol import Data
 from elsa_train.models import build, total_statistics
 
 PyTree = Any
 STATISTICS, MOST_BATCHES = 5000, 50
 CHECK_EVERY, QUEUED = 20, 2
+MEASURED = 3
+"""Batches that evaluation has under way on the devices."""
 REVIVED = 2**32 - 1
 """Folded into a phase's key where no step is: the weights drawn anew."""
 
@@ -117,16 +120,24 @@ class Window:
 
 def make_optimizer(recipe: Recipe) -> optax.GradientTransformation:
     """Build the optimizer with rate -1; the step scales by the rate, so one program serves all."""
+    decay = optax.add_decayed_weights(recipe.weight_decay)
+    if recipe.decay:
+        decay = optax.masked(decay, partial(_matching, recipe.decay))
     if recipe.optimizer == "sgd":
         core = [
-            optax.add_decayed_weights(recipe.weight_decay),
+            decay,
             optax.trace(recipe.momentum, nesterov=recipe.nesterov),
         ]
     elif recipe.optimizer == "adam":
-        core = [optax.add_decayed_weights(recipe.weight_decay), optax.scale_by_adam()]
+        core = [decay, optax.scale_by_adam()]
     else:
-        core = [optax.scale_by_adam(), optax.add_decayed_weights(recipe.weight_decay)]
+        core = [optax.scale_by_adam(), decay]
     return optax.chain(*core, optax.scale(-1.0))
+
+
+def _matching(pattern: str, params: PyTree) -> PyTree:
+    """Return for each tensor whether a regular expression finds something in its name."""
+    return jax.tree.map(lambda name: bool(re.search(pattern, name)), names(params))
 
 
 class Trainer:
@@ -256,7 +267,12 @@ class Trainer:
         """Measure the network on the test images, or text, or on what is held out of training."""
         if part is None:
             part = "test" if self.recipe.judge == "test" else "validation"
-        sums = [self._evaluate(network, *batch) for batch in self.batches.all_of(part)]
+        sums = []
+        with self.batches.all_of(part) as batches:
+            for batch in batches:
+                sums.append(self._evaluate(network, *batch))
+                # Batches that wait for a slow device would fill its memory.
+                sums[-MEASURED:][0][0].block_until_ready()
         right, loss = sum(int(r) for r, _ in sums), sum(float(s) for _, s in sums)
         labels = self.batches.size(part) * self.task.labels
         return self.task.metrics(right / labels, loss / labels)
@@ -266,11 +282,12 @@ class Trainer:
         if not jax.tree.leaves(self.like.state):
             return self.like.state
         key = jax.random.fold_in(jax.random.key(self.seed), STATISTICS)
-        some = self.batches.in_order(STATISTICS, min(self.batches.per_epoch, MOST_BATCHES))
-        seen = [
-            jax.tree.map(np.asarray, self._seen(params, images, jax.random.fold_in(key, step)))
-            for step, (images, _) in enumerate(some)
-        ]
+        steps = min(self.batches.per_epoch, MOST_BATCHES)
+        with self.batches.phase(STATISTICS, steps) as batches:
+            seen = [
+                jax.tree.map(np.asarray, self._seen(params, images, jax.random.fold_in(key, step)))
+                for step, (images, _) in enumerate(batches)
+            ]
         found = total_statistics([flatten(state) for state in seen])
         return self.replicate(unflatten(self.like.state, found))
 

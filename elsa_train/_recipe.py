@@ -182,6 +182,7 @@ class Recipe:
     momentum: float = _is(0.9, "momentum of SGD", at_least=0, below=1)
     nesterov: bool = _is(True, "Nesterov acceleration of SGD")
     weight_decay: float = _is(0.0005, "weight decay", at_least=0)
+    decay: str = _is("", "regular expression: tensors with weight decay, by default all")
     label_smoothing: float = _is(0.1, "label smoothing", at_least=0, at_most=1)
     validation: float = _is(
         0.02,
@@ -267,7 +268,7 @@ def _check(name: str, value: Any, field: "dataclasses.Field[Any]") -> None:
         if limit in field.metadata and not holds(value, field.metadata[limit]):
             words = f"{limit.replace('_', ' ')} {field.metadata[limit]:g}"
             raise BadRecipe(f"{name}: found {value}, expected {words}")
-    if name in ("prune", "exclude"):
+    if name in ("prune", "exclude", "decay"):
         try:
             re.compile(value)
         except (re.error, OverflowError, RecursionError) as error:

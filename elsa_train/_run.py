@@ -5,7 +5,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from functools import partial
 from typing import Any
 
@@ -40,8 +40,9 @@ from elsa_train._recipe import MOST, Recipe
 from elsa_train._report import Reporter
 from elsa_train._sparsify import Scope
 from elsa_train._stop import StopSignal
-from elsa_train.data import load
+from elsa_train.data import in_processes, load
 from elsa_train.data.protocol import identity_of
+from elsa_train.data.workers import Workers
 
 PyTree = Any
 Metrics = dict[str, float]
@@ -52,10 +53,18 @@ SAME = 0.01
 class Run:
     """One seed of a recipe."""
 
-    def __init__(self, recipe: Recipe, seed: int, output: Output, reporter: Reporter) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        seed: int,
+        output: Output,
+        reporter: Reporter,
+        workers: int | None = None,
+    ) -> None:
         """Load the data and refuse what can't be trained."""
         self.recipe, self.seed, self.output, self.reporter = recipe, seed, output, reporter
-        self.trainer = Trainer(recipe, load(recipe.dataset, recipe.source), seed)
+        data = in_processes(load(recipe.dataset, recipe.source), workers)
+        self.trainer = Trainer(recipe, data, seed)
         self.levels = parse_levels(recipe.levels)
         self.scope = Scope(recipe.scope, recipe.prune, recipe.exclude, recipe.axis)  # type: ignore[arg-type]
         self.plans = Plans(recipe, self.levels, self.scope, self.trainer.batches.per_epoch)
@@ -160,14 +169,16 @@ def run_seed(
     restart: bool = False,
     columns: Sequence[str] = (),
     only: Sequence[str] | None = None,
+    workers: int | None = None,
 ) -> list[Row]:
     """Train one seed, write its file, and return its rows of the table, with these references.
 
-    `only` names the levels to train alone, if not all.
+    `only` names the levels to train alone, if not all; `workers` is as in `in_processes`.
     """
     started = time.monotonic()
-    run = _prepare(recipe, seed, output, reporter, columns)
-    with run.stop:
+    run = _prepare(recipe, seed, output, reporter, columns, workers)
+    data = run.trainer.data
+    with run.stop, data if isinstance(data, Workers) else nullcontext():
         done = None if restart else output.read_results(run.settings, run.levels)
         if done and output.model.exists():
             rows, seconds = done
@@ -189,7 +200,12 @@ def run_seed(
 
 
 def _prepare(
-    recipe: Recipe, seed: int, output: Output, reporter: Reporter, columns: Sequence[str]
+    recipe: Recipe,
+    seed: int,
+    output: Output,
+    reporter: Reporter,
+    columns: Sequence[str],
+    workers: int | None,
 ) -> Run:
     """Refuse what can't be trained, on any host, before anything is written."""
     together, made = output.together, []

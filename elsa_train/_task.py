@@ -62,7 +62,7 @@ class Images:
 
     def training_inputs(self, key: jax.Array, examples: jax.Array) -> jax.Array:
         """Normalize and augment images."""
-        return self._augment(key, self.inputs(examples))
+        return self._augment(key, examples, self.inputs)
 
     def held_out(self, examples: int, part: float) -> NDArray[np.int64]:
         """Return some at random: data sets may be sorted."""

@@ -126,7 +126,7 @@ NAMES = {
     "elsa_train._jaxpruner": "JaxprunerRule load_jaxpruner make_updater",
     "elsa_train._joint": "DENSE usual_shares",
     "elsa_train._levels": "check_levels check_sparsity",
-    "elsa_train._loop": "Carry Report Trainer _sparsity",
+    "elsa_train._loop": "Carry Report Trainer _sparsity make_optimizer",
     "elsa_train._method": "count_nonzero sparse",
     "elsa_train._multilevel": "check_level without_state",
     "elsa_train._plan": "Plan",

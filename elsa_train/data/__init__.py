@@ -8,9 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from elsa_train._errors import BadData, BadRecipe, TrainError
+from elsa_train.data.arrays import load_cifar, load_digits, load_idx
+from elsa_train.data.images import EncodedImages, ImageFolder
 from elsa_train.data.protocol import ArrayData, Data, Split, blaming, check_data
+from elsa_train.data.records import ImageRecords, record_files
+from elsa_train.data.text import load_text
+from elsa_train.data.workers import Workers
 
-__all__ = ["NAMES", "ArrayData", "Data", "Split", "load"]
+__all__ = ["NAMES", "ArrayData", "Data", "Split", "in_processes", "load"]
 
 
 def load(name: str, data_dir: str | Path = "") -> Data:
@@ -66,51 +71,42 @@ def _called(name: str, own: Callable[..., Any], data_dir: str | Path) -> Any:
         raise BadData(f"dataset {name!r}: {blaming(error)}") from None
 
 
-def _digits(path: Path) -> Data:
-    from elsa_train.data.digits import load_digits
-
-    del path
-    return load_digits()
-
-
-def _idx(path: Path) -> Data:
-    from elsa_train.data.idx import load_idx
-
-    return load_idx(path)
+def _images(root: Path) -> EncodedImages:
+    """Open folders of images, or record files: those of a folder, or of its only version."""
+    if not (root / "train").is_dir():
+        folders = [root, *(path.parent for path in sorted(root.glob("*/dataset_info.json")))]
+        for folder in folders[:1] if len(folders) > 2 else folders:
+            if any((files := record_files(folder)).values()):
+                return ImageRecords(folder, files)
+    return ImageFolder(root)
 
 
-def _cifar10(path: Path) -> Data:
-    from elsa_train.data.cifar import load_cifar
+def in_processes(data: Data, count: int | None = None) -> Data:
+    """Let worker processes make the batches: `count` of them, 0 for none, None for as many as pay.
 
-    return load_cifar(path, 10)
-
-
-def _cifar100(path: Path) -> Data:
-    from elsa_train.data.cifar import load_cifar
-
-    return load_cifar(path, 100)
-
-
-def _imagefolder(path: Path) -> Data:
-    from elsa_train.data.imagefolder import ImageFolder
-
-    return ImageFolder(path)
+    Those are as many as there are cores for images that are decoded, and none for other data.
+    """
+    if count is None:
+        decoded = getattr(data, "decoded", False) and os.name == "posix"
+        count = _cores() if decoded else 0
+    return Workers(data, count) if count else data
 
 
-def _text(path: Path) -> Data:
-    from elsa_train.data.text import load_text
-
-    return load_text(path if path != Path() else None)
+def _cores() -> int:
+    """Count the cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 _BUNDLED: dict[str, Callable[[Path], Data]] = {
-    "cifar10": _cifar10,
-    "cifar100": _cifar100,
-    "digits": _digits,
-    "fashion-mnist": _idx,
-    "imagefolder": _imagefolder,
-    "mnist": _idx,
-    "text": _text,
+    "cifar10": lambda path: load_cifar(path, 10),
+    "cifar100": lambda path: load_cifar(path, 100),
+    "digits": lambda path: load_digits(),
+    "fashion-mnist": load_idx,
+    "imagefolder": _images,
+    "mnist": load_idx,
+    "text": lambda path: load_text(path if path != Path() else None),
 }
 NAMES = tuple(_BUNDLED)
 READY = ("digits", "text")

@@ -7,7 +7,9 @@ import jax.numpy as jnp
 
 from elsa_train._errors import BadRecipe
 
-Augment = Callable[[jax.Array, jax.Array], jax.Array]
+Change = Callable[[jax.Array], jax.Array]
+Augment = Callable[[jax.Array, jax.Array, Change], jax.Array]
+"""Of a key, images as they are stored, and what normalizes them."""
 
 
 def normalize(images: jax.Array, mean: Sequence[float], std: Sequence[float]) -> jax.Array:
@@ -38,16 +40,17 @@ def _crop_flip(key: jax.Array, images: jax.Array) -> jax.Array:
     return random_flip(second, random_shift(first, images, 4))
 
 
+# The paper normalizes after padding, so that its border is black; that of the digits is the mean.
 AUGMENTS: dict[str, Augment] = {
-    "crop-flip": _crop_flip,
-    "flip": random_flip,
-    "none": lambda key, images: images,
-    "shift": lambda key, images: random_shift(key, images, 1),
+    "crop-flip": lambda key, images, normal: normal(_crop_flip(key, images)),
+    "flip": lambda key, images, normal: random_flip(key, normal(images)),
+    "none": lambda key, images, normal: normal(images),
+    "shift": lambda key, images, normal: random_shift(key, normal(images), 1),
 }
 
 
 def augmentation(name: str) -> Augment:
-    """Find an augmentation: crop-flip (CIFAR), flip (ImageNet), shift (digits), none."""
+    """Find an augmentation, with normalization: crop-flip (CIFAR), flip, shift (digits), none."""
     if name not in AUGMENTS:
         raise BadRecipe(f"augment {name!r}: found none such, expected one of {sorted(AUGMENTS)}")
     return AUGMENTS[name]

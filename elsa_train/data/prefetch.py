@@ -1,38 +1,33 @@
 """Batches made ahead of their use."""
 
-import queue
-import threading
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Self
+
+DEPTH = 2
+"""Batches ahead of the one in use, each in memory."""
 
 
 class Prefetch:
-    """An iterator whose items are made in a thread; close it to end the thread."""
+    """What each of some calls returns, in their order; two are always under way or done.
 
-    def __init__(self, items: Iterator[Any], depth: int = 2) -> None:
-        """Start the thread."""
-        self._queue: queue.Queue[Any] = queue.Queue(depth)
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._fill, args=(items,), daemon=True)
-        self._thread.start()
+    With two threads, one batch is on its way to the devices while the next is decoded. Close it to
+    end them.
+    """
 
-    def _fill(self, items: Iterator[Any]) -> None:
-        try:
-            for item in items:
-                if not self._put((item, None)):
-                    return
-            self._put((None, StopIteration()))
-        except BaseException as error:  # handed to the consumer, who raises it
-            self._put((None, error))
+    def __init__(self, calls: Iterable[Callable[[], Any]], threads: int = 1) -> None:
+        """Start the threads and the first calls."""
+        self._calls = iter(calls)
+        self._threads = ThreadPoolExecutor(threads, "prefetch")
+        self._ahead: deque[Future[Any]] = deque()
+        for _ in range(DEPTH):
+            self._start()
 
-    def _put(self, entry: Any) -> bool:
-        while not self._closed.is_set():
-            try:
-                self._queue.put(entry, timeout=0.1)
-            except queue.Full:
-                continue
-            return True
-        return False
+    def _start(self) -> None:
+        for call in self._calls:
+            self._ahead.append(self._threads.submit(call))
+            return
 
     def __iter__(self) -> Self:
         """Return itself."""
@@ -40,12 +35,20 @@ class Prefetch:
 
     def __next__(self) -> Any:
         """Return the next item, or raise what making it raised."""
-        item, error = self._queue.get()
-        if error is not None:
-            raise error
+        if not self._ahead:
+            raise StopIteration
+        item = self._ahead.popleft().result()
+        self._start()
         return item
 
     def close(self) -> None:
-        """End the thread."""
-        self._closed.set()
-        self._thread.join()
+        """End the threads."""
+        self._threads.shutdown(cancel_futures=True)
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the threads."""
+        self.close()

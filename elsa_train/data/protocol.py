@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ class Data(Protocol):
     Images are uint8 or float arrays [batch, height, width, channels] of one shape; the trainer
     subtracts `mean` and divides by `std` (in the images' own units) on the device. `seed` makes
     what is random about a training image (decoding crops) a function of run, epoch and index.
+    With an attribute `concurrent` that is true, batches are asked from several threads at a time.
     """
 
     @property
@@ -60,6 +61,8 @@ class Data(Protocol):
 @dataclass(frozen=True)
 class ArrayData:
     """Data that is in memory."""
+
+    concurrent: ClassVar[bool] = True
 
     train: tuple[NDArray[Any], NDArray[np.int32]]
     test: tuple[NDArray[Any], NDArray[np.int32]]

@@ -27,6 +27,7 @@ class TextData:
 
     num_classes = 256
     mean = std = ()
+    concurrent = True
 
     def __init__(self, text: bytes, name: str = "text") -> None:
         """Cut the text into its parts."""

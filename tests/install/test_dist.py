@@ -24,6 +24,7 @@ PROBES = {
     "onnxruntime.SessionOptions().register_custom_ops_library(onnx.sparse_ops_library())",
     "flax-onnx": "import elsa_converters.flax_onnx",
     "train": "import elsa_train; elsa_train.multi_level",
+    "records": "from array_record.python.array_record_module import ArrayRecordReader",
     "remote": "import fsspec; fsspec.open('memory://net', 'wb').open().close()",
     "torch": "import elsa_converters.torch, elsa_train.torch",
     "transformers": "import elsa_converters.transformers",

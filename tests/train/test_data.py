@@ -5,6 +5,7 @@ import io
 import struct
 import sys
 import tarfile
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +14,8 @@ import pytest
 from internals import BadData, BadRecipe, MissingData, TrainError
 
 from elsa_train.data import load
-from elsa_train.data.augment import random_flip, random_shift
-from elsa_train.data.cifar import FILES
-from elsa_train.data.imagefolder import random_crop
+from elsa_train.data.arrays import FILES
+from elsa_train.data.augment import augmentation, normalize, random_flip, random_shift
 
 RNG = np.random.default_rng(0)
 
@@ -139,41 +139,6 @@ def test_broken_archives(tmp_path):
             load("cifar10", tmp_path)
 
 
-def test_imagefolder(tmp_path):
-    image = pytest.importorskip("PIL.Image")
-    for split in ("train", "val"):
-        for name, colour in (("cat", (250, 0, 0)), ("dog", (0, 0, 250))):
-            folder = tmp_path / split / name
-            folder.mkdir(parents=True)
-            for i in range(2):
-                image.new("RGB", (300, 260), colour).save(folder / f"{i}.JPEG")
-    data = load("imagefolder", tmp_path)
-    assert (data.num_classes, data.size("train"), data.shape()) == (2, 4, (224, 224, 3))
-    images, labels = data.batch("train", np.array([3, 0]), 5)
-    assert labels.tolist() == [1, 0]
-    assert images.shape == (2, 224, 224, 3)
-    assert images[0, 100, 100, 2] > 200
-    np.testing.assert_array_equal(images, data.batch("train", np.array([3, 0]), 5)[0])
-    with pytest.raises(MissingData, match="no such folder"):
-        load("imagefolder", tmp_path / "train")
-    broken = tmp_path / "train" / "cat" / "0.JPEG"
-    whole = broken.read_bytes()
-    huge = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\1\0\0\0\1\0\0\x08\2\0\0\0"
-    for content in (b"", b"nothing", whole[: len(whole) // 2], huge + b"\x5b\xc3\x0c\x4a"):
-        broken.write_bytes(content)
-        with pytest.raises(BadData, match=r"0\.JPEG"):
-            load("imagefolder", tmp_path)
-
-
-def test_random_crops_stay_inside_and_cover_enough():
-    rng = np.random.default_rng(0)
-    for _ in range(200):
-        left, top, right, bottom = random_crop(300, 200, rng)
-        assert 0 <= left < right <= 300
-        assert 0 <= top < bottom <= 200
-        assert (right - left) * (bottom - top) >= 0.079 * 300 * 200
-
-
 def test_digits_split_is_fixed_and_disjoint():
     data = load("digits")
     assert (data.size("train"), data.size("test")) == (1437, 360)
@@ -193,6 +158,18 @@ def test_augmentation_moves_pixels_only():
     assert all(s != m for s, m in zip(same, mirrored, strict=True))
     assert any(same)
     assert any(mirrored)
+
+
+def test_cifar_images_have_a_black_border_as_the_paper_normalizes_last():
+    images = jnp.full((64, 8, 8, 3), 200, jnp.uint8)
+    mean, std = (125.0, 120.0, 110.0), (60.0, 61.0, 62.0)
+    normal = partial(normalize, mean=mean, std=std)
+    found = np.asarray(augmentation("crop-flip")(jax.random.key(0), images, normal))
+    black, inside = ((np.array([[0.0], [200.0]]) - mean) / std).astype(np.float32)
+    is_black = np.isclose(found, black, atol=1e-5).all(-1)
+    assert (is_black | np.isclose(found, inside, atol=1e-5).all(-1)).all()
+    assert 0.2 < is_black.mean() < 0.7
+    assert not is_black.all((1, 2)).any()
 
 
 def test_unknown_or_missing_data_is_said():

@@ -119,8 +119,8 @@ def test_what_is_held_out_is_never_trained_on_and_the_same_for_every_seed(run, t
             return batch(split, indices, seed)
 
     other.batches.data = Watching(**vars(other.data))
-    for _ in other.batches.in_order(0, 2 * other.batches.per_epoch):
-        pass
+    with other.batches.phase(0, 2 * other.batches.per_epoch) as batches:
+        assert len(list(batches)) == 2 * other.batches.per_epoch
     assert len(seen) > 1000
     assert not set(seen) & set(held)
 

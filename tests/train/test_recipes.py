@@ -2,10 +2,24 @@
 
 import dataclasses
 import os
+import re
+import shlex
+from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import pytest
 from click.testing import CliRunner
-from internals import CHOICES, FIELDS, BadRecipe, InvalidRecipe, TrainError, make_recipe, train
+from internals import (
+    CHOICES,
+    FIELDS,
+    BadRecipe,
+    InvalidRecipe,
+    TrainError,
+    make_optimizer,
+    make_recipe,
+    train,
+)
 
 from elsa_train import Recipe, read_recipe
 
@@ -21,9 +35,39 @@ def test_appendix_hyperparameters():
     assert [r.weight_decay for r in (cifar10, cifar100, imagenet)] == [0.0005, 0.0005, 0.0001]
     assert [r.dropout for r in (cifar10, cifar100, imagenet)] == [0, 0, 0.3]
     assert [r.dtype for r in (cifar10, cifar100, imagenet)] == ["float32", "bfloat16", "bfloat16"]
+    assert [r.decay for r in (cifar10, cifar100, imagenet)] == ["", "", "kernel$"]
     for recipe in (cifar10, cifar100, imagenet):
         assert (recipe.momentum, recipe.nesterov, recipe.label_smoothing) == (0.9, True, 0.1)
         assert recipe.densify_factor == recipe.densify_between_factor == 0.01
+
+
+def test_the_papers_commands_train_on_all_images():
+    page = (Path(__file__).parents[2] / "docs" / "paper.md").read_text("utf-8")
+    commands = re.findall(r"`elsa-train (\S+) (--[^`]+)`", page)
+    assert {name for name, _ in commands} == {
+        "cifar10-stress", "cifar100-wrn28-10", "imagenet-resnet50"
+    }  # fmt: skip
+    for name, options in commands:
+        values = train.get_command(None, name).make_context(name, shlex.split(options)).params
+        given = {k: v for k, v in values.items() if k in FIELDS and v is not None}
+        assert read_recipe(name, given).validation == 0
+    assert read_recipe("imagenet-resnet50").validation > 0
+
+
+def test_weights_decay_by_name():
+    params = {"norm": {"scale": jnp.ones(3)}, "conv": {"kernel": jnp.ones((2, 3))}}
+    for name, decayed in (
+        ("imagenet-resnet50", {"kernel"}),
+        ("cifar10-stress", {"kernel", "scale"}),
+    ):
+        recipe = read_recipe(name)
+        optimizer = make_optimizer(recipe)
+        zero = jax.tree.map(jnp.zeros_like, params)
+        updates, _ = optimizer.update(zero, optimizer.init(params), params)
+        found = {k: float(v.max()) for layer in updates.values() for k, v in layer.items()}
+        expected = -(1 + recipe.momentum) * recipe.weight_decay  # Nesterov's first step
+        for kind in ("kernel", "scale"):
+            assert found[kind] == pytest.approx(expected if kind in decayed else 0.0)
 
 
 BAD = [
@@ -70,6 +114,7 @@ BAD = [
     ("prune_start = 0.9\nprune_end = 0.5", "prune_start <= prune_end"),
     ('prune = "("', "no regular expression"),
     ('exclude = "a{99999999999}"', "no regular expression"),
+    ('decay = "["', "no regular expression"),
     (f'prune = "{"(" * 9000}{")" * 9000}"', "no regular expression"),
     ('data_dir = "a\\u0000b"\ndataset = "mnist"', "NUL"),
     ('levels = ""', "expected percent"),

@@ -175,7 +175,7 @@ def test_sheets_of_an_npm_package_become_the_binary_files_of_cifar10(tmp_path: P
     image = pytest.importorskip("PIL.Image")
     pytest.importorskip("jax")
     from benchmarks import cifar10
-    from elsa_train.data.cifar import load_cifar
+    from elsa_train.data.arrays import load_cifar
 
     rng = np.random.default_rng(0)
     images = {name: rng.integers(0, 256, (3, 32, 32, 3), np.uint8) for name in cifar10.SHEETS}
