@@ -161,7 +161,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("name", choices=("cifar", "gpt"))
     parser.add_argument("--data", default="cifar-10-batches-bin", help="folder of the images")
-    parser.add_argument("--epochs", type=int, help="cifar: 8, gpt: 6")
+    parser.add_argument("--epochs", type=int, help="cifar: 8, gpt: 2")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("-o", "--out", type=Path, help=f"{RUNS}/NAME.pt")
     given = parser.parse_args()
@@ -173,7 +173,7 @@ def main() -> None:
         data, model, epochs, rate = load("cifar10", given.data), ResNet(), given.epochs or 8, 4e-3
         batches, size = cifar_batches(data, epochs, given.seed), 250
     else:
-        data, model, epochs, rate = load("text"), GPT(), given.epochs or 6, 3e-3
+        data, model, epochs, rate = load("text"), GPT(), given.epochs or 2, 6e-3
         batches, size = gpt_batches(data, epochs, given.seed), 16
     train(model, batches, epochs * (data.size("train") // size), rate)
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -28,7 +28,7 @@ class Settings:
 
     ridge: float = 0.03
     """Of the mean variance of the inputs: how much the weights are held to where they were."""
-    hold: float = 3.0
+    hold: float = 1.5
     """How many times the ridge holds weights that serve all networks."""
     mix: float | None = None
     """How far a level is to undo what earlier layers lost: 1 wholly, 0 not at all.
@@ -40,11 +40,8 @@ class Settings:
     """Whether the dense network keeps its weights, so that only masks are chosen."""
     bound: float = 0.01
     """The most that each layer's outputs in the dense network may differ, of their variance."""
-    dense: float = 1.0
+    dense: float = 2.0
     """The weight of the dense network among the levels."""
-    power: float = 0.5
-    offset: float = 0.01
-    """A network's share in the values is dense / (its own best error + offset) ** power."""
 
 
 @dataclass(frozen=True)
@@ -79,11 +76,11 @@ def solve_layer(
     if not layer.nested:
         return _refit(layer, own, moments, settings)
     problem = state(layer, own, moments, settings.ridge, matters)
-    masks, alone = _masks(layer, problem, budgets, work)
+    masks = _masks(layer, problem, budgets, work)
     if settings.exact:
         plain = own.weight
     else:
-        weight = _together(layer, problem, masks, alone, settings, work)
+        weight = _together(layer, problem, masks, settings, work)
         plain = problem.leave(weight).astype(layer.dtype)
     counters = counters_of(masks)
     stored = _with_counters(plain, counters, len(masks).bit_length())
@@ -147,28 +144,24 @@ def with_bias(
 
 def _masks(
     layer: Layer, problem: Problem, budgets: Sequence[Budget], work: Work
-) -> tuple[list[Array], list[Array]]:
-    """The mask of each level, and the best weights on it that a level alone would have."""
+) -> list[Array]:
+    """The mask of each level."""
     frozen = np.zeros(problem.weight.shape, bool)
-    masks, alone = [], []
+    masks = []
     for level, budget in enumerate(budgets):
         xx, yx = problem.with_ridge(level)
         inverse = inverse_of(xx, work)
-        mask, start = admm(
+        frozen, _ = admm(
             yx, problem.weight, frozen, budget, inverse=inverse, work=work, kernel=layer.kernel
         )
-        del inverse
-        masks.append(mask)
-        alone.append(solve_alone(xx, yx, start, mask, work))
-        frozen = mask
-    return masks, alone
+        masks.append(frozen)
+    return masks
 
 
 def _together(
     layer: Layer,
     problem: Problem,
     masks: Sequence[Array],
-    alone: Sequence[Array],
     settings: Settings,
     work: Work,
 ) -> Array:
@@ -182,10 +175,7 @@ def _together(
     xx, yx = problem.with_ridge(dense)
     best = solve_alone(xx, yx, problem.weight, every[dense], work)
     bound = max(settings.bound, 1.2 * problem.error_of(best, dense, work))
-    errors = [problem.error_of(weight, t, work) for t, weight in enumerate(alone)]
-    errors.append(problem.error_of(problem.weight, dense, work))
-    shares = [1 / (error + settings.offset) ** settings.power for error in errors]
-    shares[dense] *= settings.dense
+    shares = [1.0] * dense + [settings.dense]
     one = np.ones((*problem.weight.shape[:2], 1), np.float32)
     ridge = np.float32(settings.hold) * problem.ridge
     scales, weight = [one] * len(every), problem.weight

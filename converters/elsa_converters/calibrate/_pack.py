@@ -23,7 +23,7 @@ from elsa_format.plugins import (
     SolvedTensor,
 )
 
-DENSE = {"sparse": 0.25, None: 1.0, "dense": 4.0}
+DENSE = {"sparse": 0.5, None: 2.0, "dense": 8.0}
 """The weight of the dense network among the levels, by whom the trade serves."""
 
 
