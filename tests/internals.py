@@ -138,6 +138,7 @@ NAMES = {
     "elsa_train._sharded.wide": "whole",
     "elsa_train._sparsify": "SCORES Request _select_blocks apply_mask keep_all",
     "elsa_train._stop": "StopSignal",
+    "elsa_train._tensorboard": "TensorBoard scalars",
     "elsa_train._tree": "flatten size unflatten",
     "elsa_train.torch._bits": "embed flush words_of",
     "elsa_train.torch._select": "FROZEN keys select select_blocks",
