@@ -54,6 +54,7 @@ MODULES = {
     "_threads": "elsa_format._threads",
     "_train_errors": "elsa_train._errors",
     "_hosts": "elsa_train._sharded.hosts",
+    "_loop": "elsa_train._loop",
     "_method": "elsa_train._method",
     "_ranking": "elsa_train._sharded.ranking",
     "_report": "elsa_train._report",
