@@ -3,10 +3,9 @@
 import glob
 import json
 import logging
+import math
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from elsa_format import ElsaError, MissingExtra
+from elsa_format import ElsaError
 from elsa_format.cli import (
     SETTINGS,
     VERSION,
@@ -24,17 +23,15 @@ from elsa_format.cli import (
     needs_extra,
     reports_errors,
     say,
-    standard_output,
     wrap,
 )
 from elsa_format.cli import table as aligned
+from elsa_train._commands import NEEDED, OwnType, Renamed, evaluate, recalibrate, using_jax
 from elsa_train._errors import TrainError
 from elsa_train._levels import parse_levels
+from elsa_train._own import find_own, is_own
 from elsa_train._recipe import CHOICES, FIELDS, MOST, Recipe, read_recipe, recipe_names
 from elsa_train.data import NAMES, READY
-
-NEEDED = ("jax", "flax", "optax", "orbax", "sklearn", "PIL")
-"""What the extra `train` brings."""
 
 
 class _Recipes(click.Group):
@@ -60,34 +57,10 @@ class _Recipes(click.Group):
 def train() -> None:
     """Train sparse networks nested in one dense checkpoint.
 
-    Each command but `list` and `recalibrate` is a recipe; the path of a .toml file is one too.
+    Each command but `evaluate`, `list` and `recalibrate` is a recipe; so is the path of a .toml
+    file.
     Every value of a recipe is an option: `elsa-train digits --help` lists them with their defaults.
     """
-
-
-class _Renamed(click.Option):
-    """An option whose former name still works, unseen."""
-
-    def __init__(self, *args: Any, former: str, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        self._former = former
-
-    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
-        shown = self.opts
-        self.opts = [*shown, self._former]
-        super().add_to_parser(parser, ctx)
-        self.opts = shown
-
-
-class _DatasetType(click.ParamType):  # type: ignore[type-arg]
-    """A bundled data set, or module:name."""
-
-    name = "name"
-
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
-        return [CompletionItem(name) for name in NAMES if name.startswith(incomplete)]
 
 
 def _recipe_command(name: str) -> click.Command:
@@ -121,7 +94,7 @@ def _failing_command(name: str, error: Exception) -> click.Command:
 
 def _run_options() -> list[click.Parameter]:
     return [
-        _Renamed(
+        Renamed(
             ["-o", "--output", "out"],
             former="--out",
             type=click.Path(),
@@ -154,7 +127,24 @@ def _run_options() -> list[click.Parameter]:
             show_default=False,
         ),
         click.Option(["--checkpoint-every"], type=click.IntRange(1), default=500, help="in steps"),
-        _Renamed(
+        click.Option(
+            ["--checkpoint-minutes"],
+            type=click.FloatRange(0, min_open=True),
+            help="also save after so many minutes  [never]",
+            show_default=False,
+        ),
+        click.Option(
+            ["--tensorboard/--no-tensorboard"],
+            default=False,
+            help="also write metrics for TensorBoard, into the run's folder",
+        ),
+        click.Option(
+            ["--metrics-hook"],
+            metavar="MODULE:NAME",
+            help="also give metrics to your own function; NAME(recipe, seed) returns it",
+            show_default=False,
+        ),
+        Renamed(
             ["-f", "--force", "restart"],
             former="--restart",
             is_flag=True,
@@ -201,10 +191,12 @@ def _recipe_options(recipe: Recipe) -> list[click.Parameter]:
         declared = [f"--{flag}", key]
         if kind is bool:
             value, declared[0] = value.lower(), f"--{flag}/--no-{flag}"
+        elif key == "model":
+            kind = OwnType(CHOICES[key])
         elif key in CHOICES:
             kind = click.Choice(CHOICES[key])
         elif key == "dataset":
-            kind = _DatasetType()
+            kind = OwnType(NAMES)
         elif key in ("data_dir", "text"):
             kind = click.Path()
         # Not a default of the option: a scope given beside it may bring its own.
@@ -213,24 +205,6 @@ def _recipe_options(recipe: Recipe) -> list[click.Parameter]:
             click.Option(declared, type=kind, default=None, help=text, show_default=False)
         )
     return options
-
-
-@contextmanager
-def _using_jax() -> Iterator[None]:
-    """Say in one line what is missing, or what the devices could not do."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        package = str(error.name).partition(".")[0]
-        if package not in NEEDED:
-            raise
-        raise MissingExtra.of(error, "training", "train") from None
-    except RuntimeError as error:
-        jax = sys.modules.get("jax")
-        if jax is None or not isinstance(error, jax.errors.JaxRuntimeError):
-            raise
-        first, *_ = str(error).splitlines() or [""]
-        raise TrainError(first) from None
 
 
 @reports_errors
@@ -245,6 +219,9 @@ def _train(
     alone: bool,
     alone_levels: str | None,
     checkpoint_every: int,
+    checkpoint_minutes: float | None,
+    tensorboard: bool,
+    metrics_hook: str | None,
     restart: bool,
     plot: str,
     changed_data: bool,
@@ -271,7 +248,12 @@ def _train(
     _check_folder(str(out or ""))
     _check_hosts(coordinator, processes, process, distributed)
     only = _alone_levels(recipe, alone, alone_levels)
-    with _using_jax():
+    hook = None
+    if metrics_hook is not None:
+        if not is_own(metrics_hook):
+            raise click.UsageError(f"--metrics-hook: {metrics_hook!r} is not module:name.")
+        hook = find_own("metrics hook", metrics_hook, "to call with the recipe's values and a seed")
+    with using_jax():
         import jax
 
         if coordinator:
@@ -283,6 +265,7 @@ def _train(
         from elsa_train import _report
         from elsa_train._folder import Output, replacing
         from elsa_train._run import run_seed
+        from elsa_train._tensorboard import TensorBoard
 
         # What orbax cannot write it also logs, with tracebacks of its threads.
         logging.getLogger("absl").setLevel(logging.CRITICAL)
@@ -295,6 +278,7 @@ def _train(
                 checkpoint_every,
                 (table, chart, path) if plots else (table,),
                 changed_data,
+                checkpoint_minutes or math.inf,
             )
             for n, path in curves.items()
         }
@@ -302,8 +286,13 @@ def _train(
         also = [column for column, is_wanted in wanted.items() if is_wanted]
         found = []
         for number, output in outputs.items():
+            hooks = []
+            if first and tensorboard:
+                hooks.append(TensorBoard(output.folder / "tensorboard"))
+            if first and hook is not None:
+                hooks.append(hook(asdict(recipe), number))
             reporter = _report.Reporter(
-                None if quiet or not first else sys.stderr, output.metrics if first else None
+                None if quiet or not first else sys.stderr, output.metrics if first else None, hooks
             )
             try:
                 found.append(
@@ -415,64 +404,8 @@ def list_recipes(as_json: bool) -> None:
         say(f"{'':<{wide}}  {recipe.scope}: levels {recipe.levels}")
 
 
-@train.command(context_settings={**SETTINGS, "show_default": True})
-@click.argument("source", metavar="SRC", type=click.Path(dir_okay=False))
-@click.option("-l", "--level", required=True, help="number or name of the level, or dense")
-@click.option(
-    "--dataset",
-    cls=_Renamed,
-    former="--data",
-    type=_DatasetType(),
-    required=True,
-    help="data set whose training images to use",
-)
-@click.option("--data-dir", type=click.Path(), default="", help="where the data is")
-@click.option(
-    "-o",
-    "--output",
-    "target",
-    cls=_Renamed,
-    former="--out",
-    metavar="OUT",
-    required=True,
-    help="file, or - for stdout",
-)
-@click.option("--images", type=click.IntRange(1), default=1024, help="how many images to use")
-@click.option("--batch-size", type=click.IntRange(1), default=128)
-@click.option("-f", "--force", is_flag=True, help="replace OUT if it exists")
-@click.option("--json", "as_json", is_flag=True, help="print what was written as JSON")
-@click.option("-q", "--quiet", is_flag=True, help="print no summary")
-@reports_errors
-def recalibrate(
-    source: str,
-    target: str,
-    level: str,
-    dataset: str,
-    data_dir: str,
-    as_json: bool,
-    quiet: bool,
-    **options: Any,
-) -> None:
-    """Recompute a level's batch-norm statistics from unlabeled data.
-
-    \b
-    elsa-train recalibrate net.safetensors --level 95% --dataset digits -o new.safetensors
-    """
-    with _using_jax():
-        from elsa_train import _recalibrate
-        from elsa_train.data import load
-
-        number = _recalibrate.recalibrate(
-            source,
-            standard_output() if target == "-" else target,
-            level=level,
-            data=load(dataset, data_dir),
-            **options,
-        )
-    if as_json:
-        say(json.dumps({"output": target, "level": number}), err=target == "-")
-    elif not quiet and target != "-":
-        say(f"{target}: level {number} has new statistics", err=True)
+train.add_command(evaluate)
+train.add_command(recalibrate)
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import shutil
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -63,6 +64,8 @@ class Output:
     """What is to be written when all is trained, too: tables and plots."""
     changed_data: bool = False
     """Whether a run may go on with other data than it began with."""
+    checkpoint_minutes: float = math.inf
+    """Minutes after which a run is saved, too, however few its steps."""
 
     @property
     def model(self) -> Path:
@@ -287,6 +290,7 @@ class Checkpoints:
     def __init__(self, output: Output, settings: dict[str, Any]) -> None:
         """Open the folder; settings must be those of the checkpoints in it."""
         self._output, self._folder, self._settings = output, output.checkpoints, settings
+        self._saved = time.monotonic()
         with _saying(f"{self._folder}: can't be used", TrainError), limited(self._folder):
             self._manager = ocp.CheckpointManager(
                 self._folder.absolute(),
@@ -316,6 +320,12 @@ class Checkpoints:
                     meta=ocp.args.JsonSave(meta),
                 ),
             )
+
+        self._saved = time.monotonic()
+
+    def due(self) -> bool:
+        """Tell whether it is time to save, by this process's clock."""
+        return time.monotonic() - self._saved >= 60 * self._output.checkpoint_minutes
 
     def restore(self, start: Progress, phase: Phase) -> Saved | None:
         """Read the last checkpoint, into trees like these."""

@@ -277,6 +277,14 @@ class Trainer:
         labels = self.batches.size(part) * self.task.labels
         return self.task.metrics(right / labels, loss / labels)
 
+    def check_statistics(self) -> None:
+        """Refuse a network whose statistics could not be computed anew."""
+        if jax.tree.leaves(self.like.state) and not hasattr(self.model, "momentum"):
+            raise BadRecipe(
+                f"model {self.recipe.model!r}: has statistics but no field `momentum`, by which "
+                "joint training computes those of each level"
+            )
+
     def statistics(self, params: PyTree) -> PyTree:
         """Return the batch-norm statistics of these weights, over training images as trained on."""
         if not jax.tree.leaves(self.like.state):

@@ -1,7 +1,9 @@
-"""Batch-norm statistics of a level, recomputed from unlabeled data."""
+"""Levels of a trained file: measured again, and given new batch-norm statistics."""
 
+import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -11,13 +13,20 @@ import numpy as np
 
 import elsa_format
 from elsa_train._errors import BadRecipe, TrainError, UnknownModel
-from elsa_train._recipe import Recipe
+from elsa_train._folder import load_network
+from elsa_train._loop import Trainer
+from elsa_train._own import is_own
+from elsa_train._recipe import TEXT_MODELS, Recipe
 from elsa_train._tree import flatten, unflatten
+from elsa_train.data import NAMES, in_processes
+from elsa_train.data import load as load_data
 from elsa_train.data.augment import normalize
 from elsa_train.data.protocol import Data, check_data, take_batch
+from elsa_train.data.workers import Workers
 from elsa_train.models import build, total_statistics
 
 PyTree = Any
+BATCH = 256
 Target = str | Path | IO[bytes]
 
 
@@ -29,6 +38,7 @@ def recalibrate(
     data: Data,
     images: int = 1024,
     batch_size: int = 128,
+    model: str | None = None,
     force: bool = False,
 ) -> int | Literal["dense"]:
     """Write the file anew, with one level's statistics those of the given images.
@@ -44,7 +54,7 @@ def recalibrate(
         number = _number(file, level)
         if not file.per_level:
             raise UnknownModel(f"{source}: has no per-level tensors to recompute")
-        recipe = _recipe_of(source, file.metadata)
+        recipe = _recipe_of(source, file.metadata, model)
         tensors = file.load(number)
         dense = file.load("dense")
         variants = {
@@ -92,13 +102,80 @@ def recalibrate(
     return number
 
 
-def _recipe_of(source: str | Path, metadata: Mapping[str, str]) -> Recipe:
-    """Read which model a file holds from what the trainer wrote into it."""
-    if "elsa_train" not in metadata:
-        raise UnknownModel(f"{source}: does not say which model it is (no elsa_train metadata)")
+def evaluate(
+    source: str | Path,
+    levels: Sequence[int | str] = (),
+    *,
+    dataset: str | None = None,
+    data_dir: str | Path = "",
+    model: str | None = None,
+    limit: int | None = None,
+) -> list[dict[str, Any]]:
+    """Measure levels, or all and the dense network, on the test examples of a data set.
+
+    Data set and model are those that the file names, if they are bundled: what it names otherwise
+    would be code, and is never imported.
+    """
+    with elsa_format.open(source) as file:
+        numbers = [_number(file, level) for level in levels]
+        numbers = numbers or [*range(1, len(file.levels) + 1), "dense"]
+        names = {t: found.name for t, found in enumerate(file.levels, 1)}
+        said = _said(file.metadata)
+        recipe = _recipe_of(source, file.metadata, model)
+    name = dataset or said.get("dataset")
+    if name not in NAMES and dataset is None:
+        raise BadRecipe(f"{source}: names no bundled data set; give --dataset")
+    data = in_processes(load_data(str(name), data_dir))
+    count = len(jax.devices())
+    size = max(count, min(BATCH, data.size("train") // 2) // count * count)
+    settings: dict[str, Any] = {"dataset": str(name), "batch_size": size, "test_images": limit or 0}
+    with data if isinstance(data, Workers) else nullcontext():
+        try:
+            trainer = Trainer(dataclasses.replace(recipe, **settings), data, seed=0)
+            networks = {number: load_network(Path(source), number, trainer) for number in numbers}
+        except BadRecipe:
+            raise
+        except TrainError as error:
+            problem = f"is not a {recipe.model!r} for {name!r}: {error}"
+            raise UnknownModel(f"{source}: {problem}") from None
+        return [
+            {
+                "level": t,
+                "name": "" if t == "dense" else names[t],
+                "metrics": trainer.evaluate(network, "test"),
+            }
+            for t, network in networks.items()
+        ]
+
+
+def _said(metadata: Mapping[str, str]) -> dict[str, Any]:
     try:
-        found = json.loads(metadata["elsa_train"])
-        return Recipe(**{name: found[name] for name in ("model", "width", "dtype")})
+        found = json.loads(metadata.get("elsa_train", "{}"))
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _recipe_of(source: str | Path, metadata: Mapping[str, str], model: str | None) -> Recipe:
+    """Read which model a file holds from what the trainer wrote into it, unless that is given."""
+    if model is None and "elsa_train" not in metadata:
+        raise UnknownModel(
+            f"{source}: does not say which model it is (no elsa_train metadata); give --model"
+        )
+    try:
+        found = json.loads(metadata.get("elsa_train", "{}"))
+        if model is not None:
+            found = {"model": model, "width": 0, "dtype": "float32"} | found | {"model": model}
+        elif is_own(str(found["model"])):
+            raise UnknownModel(
+                f"{source}: its model is {found['model']!r}; a file's code is never run: give "
+                "--model yourself"
+            )
+        values = {name: found[name] for name in ("model", "width", "dtype")}
+        text: dict[str, Any] = {"dataset": "text"} if values["model"] in TEXT_MODELS else {}
+        return Recipe(**values, **text)
+    except UnknownModel:
+        raise
     except (TypeError, KeyError, ValueError, RecursionError, TrainError) as error:
         raise UnknownModel(f"{source}: elsa_train metadata: {error!r}") from None
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from elsa_train._errors import BadRecipe, InvalidRecipe, TrainError
 from elsa_train._levels import check_levels, parse_levels
+from elsa_train._own import is_own
 from elsa_train.data import NAMES
 
 SCOPES = ("global", "uniform", "nm")
@@ -117,7 +118,9 @@ class Recipe:
     data_dir: str = _is("", "where the data is")
     text: str = _is("", "dataset text: the file to learn, or Python's own documentation")
     augment: str = _is("none", "what changes training images: crop-flip, flip, shift or none")
-    model: str = _is("digits", "digits, speedyresnet, wideresnet, resnet50 or gpt")
+    model: str = _is(
+        "digits", "digits, speedyresnet, wideresnet, resnet50, gpt, or module:name of your own"
+    )
     width: int = _is(0, "width of the model; 0 is the paper's", at_least=0, at_most=1 << 16)
     dropout: float = _is(0.0, "dropout rate", at_least=0, below=1)
     dtype: str = _is("float32", "type the network computes in")
@@ -219,12 +222,13 @@ class Recipe:
             raise BadRecipe("updater: found one, which joint training can't use")
         if self.prune_start > self.prune_end:
             raise BadRecipe("expected prune_start <= prune_end")
-        if self.dataset not in NAMES and not re.fullmatch(r"[\w.]+:[\w.]+", self.dataset):
+        if self.dataset not in NAMES and not is_own(self.dataset):
             raise BadRecipe(
                 f"dataset: found {self.dataset!r}, expected one of {', '.join(NAMES)}, or "
                 "module:name of your own"
             )
-        if (self.dataset == "text") != (self.model in TEXT_MODELS):
+        fits = (self.dataset == "text") == (self.model in TEXT_MODELS)
+        if not fits and not is_own(self.model):
             raise BadRecipe(f"model {self.model!r} does not go with dataset {self.dataset!r}")
         if self.text and self.dataset != "text":
             raise BadRecipe(f"text: found {self.text!r}, which dataset {self.dataset!r} can't use")
@@ -260,7 +264,8 @@ class Recipe:
 
 
 def _check(name: str, value: Any, field: "dataclasses.Field[Any]") -> None:
-    if name in CHOICES and value not in CHOICES[name]:
+    own = name == "model" and is_own(value)
+    if name in CHOICES and value not in CHOICES[name] and not own:
         raise BadRecipe(f"{name}: found {value!r}, expected one of {', '.join(CHOICES[name])}")
     if type(value) is float and not math.isfinite(value):
         raise BadRecipe(f"{name}: found {value}, expected a finite number")
@@ -345,9 +350,10 @@ def _of_file(name: str, top: dict[str, Any], table: dict[str, Any], scope: str) 
         recipe = Recipe(**values)
     except (TrainError, RecursionError) as error:
         raise InvalidRecipe(f"{name}: {error}") from None
-    if recipe.dataset not in NAMES:
-        raise InvalidRecipe(
-            f"{name}: dataset: found {recipe.dataset!r}, which would run code; a file names one "
-            f"of {', '.join(NAMES)}, and --dataset your own"
-        )
+    for key, known in (("dataset", NAMES), ("model", CHOICES["model"])):
+        if (value := getattr(recipe, key)) not in known:
+            raise InvalidRecipe(
+                f"{name}: {key}: found {value!r}, which would run code; a file names one of "
+                f"{', '.join(known)}, and --{key} your own"
+            )
     return recipe

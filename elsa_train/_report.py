@@ -3,7 +3,7 @@
 import json
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,6 +20,8 @@ COLUMNS = (
     ("alone", "tab:red", "alone, equal steps"),
 )
 Curves = dict[str, dict[int, float]]
+Hook = Callable[[int, dict[str, Any]], None]
+"""Called with the steps done in all phases, and with what is a line of metrics.jsonl."""
 MOST_LABELS = 12
 SHORTEST = 6
 """Characters of a phase's name that are left when it is cut."""
@@ -28,9 +30,14 @@ SHORTEST = 6
 class Reporter:
     """Progress on a stream, a line a second on a terminal, and metrics as JSON lines in a file."""
 
-    def __init__(self, stream: IO[str] | None = None, lines: Path | None = None) -> None:
-        """Take a stream, or None for none, and the file of JSON lines to append to."""
-        self._stream, self._path = stream, lines
+    def __init__(
+        self,
+        stream: IO[str] | None = None,
+        lines: Path | None = None,
+        hooks: Sequence[Hook] = (),
+    ) -> None:
+        """Take a stream, or None for none, the file of JSON lines to append to, and hooks."""
+        self._stream, self._path, self._hooks = stream, lines, hooks
         self._terminal = stream is not None and stream.isatty()
         self._drawn = False
         self._every = 1.0 if self._terminal else 10.0
@@ -108,6 +115,8 @@ class Reporter:
             self._lines = self._path.open("a", encoding="utf-8")
         if self._lines:
             print(json.dumps(entry), file=self._lines, flush=True)
+        for hook in self._hooks:
+            hook(self._done, entry)
 
     def close(self) -> None:
         """Clear the progress line, and close the file of JSON lines."""

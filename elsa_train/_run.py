@@ -90,6 +90,7 @@ class Run:
             jaxpruner_rules(updaters, self.trainer.like.params, steps)
         if recipe.method == "joint":
             self.plans.joint()
+            self.trainer.check_statistics()
         self.settings = settings_of(recipe, seed) | identity_of(self.trainer.data)
         self.stop = StopSignal(quiet=reporter.silent)
         self.measure = self.trainer.task.measure
@@ -315,10 +316,10 @@ def _save(
     run: Run, checkpoints: Checkpoints, progress: Progress, plan: Plan, reached: Phase
 ) -> None:
     """Save after a step if that is due, and stop if that was asked for."""
-    stopping = run.stop.agreed(reached.step)
+    stopping, due = run.stop.asked(reached.step, checkpoints.due)
     if reached.step == plan.steps:
         return
-    if stopping or reached.step % run.output.checkpoint_every == 0:
+    if stopping or due or reached.step % run.output.checkpoint_every == 0:
         checkpoints.save(progress, reached)
     if stopping:
         raise run.stop.interrupted(

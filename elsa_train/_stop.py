@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -61,15 +62,21 @@ class StopSignal:
                 os.write(error, f"\r\x1b[K{text}".encode() if os.isatty(error) else text.encode())
 
     def agreed(self, step: int) -> bool:
-        """Tell whether to stop; several hosts ask each other, every ten steps."""
+        """Tell whether to stop."""
+        return self.asked(step, lambda: False)[0]
+
+    def asked(self, step: int, due: Callable[[], bool]) -> tuple[bool, bool]:
+        """Tell whether to stop, and whether to save; several hosts agree, every ten steps."""
         if jax.process_count() == 1:
-            return bool(self.seen)
+            return bool(self.seen), due()
         if step % 10:
-            return False
+            return False, False
         from jax.experimental import multihost_utils
 
         with limited(f"step {step}"):
-            return bool(np.any(multihost_utils.process_allgather(np.array(bool(self.seen)))))
+            own = np.array([bool(self.seen), due()])
+            stop, save = np.any(multihost_utils.process_allgather(own).reshape(-1, 2), axis=0)
+            return bool(stop), bool(save)
 
     def interrupted(self, what: str) -> Interrupted:
         """Make the error that ends the command as its signal asks."""

@@ -1,16 +1,15 @@
 """Data sets: random access by index, so that a resumed run sees the same batches."""
 
 import os
-import sys
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from elsa_train._errors import BadData, BadRecipe, TrainError
+from elsa_train._own import blaming, find_own
 from elsa_train.data.arrays import load_cifar, load_digits, load_idx
 from elsa_train.data.images import EncodedImages, ImageFolder
-from elsa_train.data.protocol import ArrayData, Data, Split, blaming, check_data
+from elsa_train.data.protocol import ArrayData, Data, Split, check_data
 from elsa_train.data.records import ImageRecords, record_files
 from elsa_train.data.text import load_text
 from elsa_train.data.workers import Workers
@@ -29,7 +28,8 @@ def load(name: str, data_dir: str | Path = "") -> Data:
     (8, 8, 1)
     """
     if ":" in name:
-        return check_data(name, _own(name, data_dir))
+        own = find_own("dataset", name, "to call with data_dir")
+        return check_data(name, _called(name, own, data_dir))
     if name not in _BUNDLED:
         raise BadRecipe(f"dataset {name!r}: found none such, expected one of {', '.join(NAMES)}")
     if not os.fspath(data_dir) and name not in READY:
@@ -38,28 +38,6 @@ def load(name: str, data_dir: str | Path = "") -> Data:
         raise BadRecipe(f"dataset {name!r} is read from local files: copy {data_dir} to a folder")
     data = _BUNDLED[name](Path(data_dir))
     return data if name == "text" else check_data(name, data)
-
-
-def _own(name: str, data_dir: str | Path) -> Any:
-    module, _, attribute = name.partition(":")
-    here = os.getcwd()
-    if here not in sys.path and "" not in sys.path:
-        # A console script's path does not have it. Last: nothing installed may be shadowed.
-        sys.path.append(here)
-    try:
-        found = import_module(module)
-    except ImportError as error:
-        raise BadRecipe(f"dataset {name!r}: {error}") from None
-    except Exception as error:
-        raise BadRecipe(f"dataset {name!r}: importing it: {blaming(error)}") from None
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            where = getattr(found, "__file__", None) or getattr(found, "__name__", module)
-            raise BadRecipe(f"dataset {name!r}: {where} has no {part!r}")
-        found = getattr(found, part)
-    if not callable(found):
-        raise BadRecipe(f"dataset {name!r}: expected a class or function, to call with data_dir")
-    return _called(name, found, data_dir)
 
 
 def _called(name: str, own: Callable[..., Any], data_dir: str | Path) -> Any:

@@ -2,16 +2,15 @@
 
 import hashlib
 import math
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from elsa_train._errors import BadData, TrainError
+from elsa_train._own import blaming
 
 Split = Literal["train", "test"]
 SPLITS: tuple[Split, ...] = ("train", "test")
@@ -195,10 +194,3 @@ def take_batch(
             f"{data.num_classes - 1}"
         )
     return images, labels.astype(np.int32, copy=False)
-
-
-def blaming(error: Exception) -> str:
-    """Say in one line what an error in somebody's data set is, and where."""
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}{where}"

@@ -25,7 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elsa_train._errors import BadData, BadRecipe, TrainError
-from elsa_train.data.protocol import Data, Split, blaming, take_batch
+from elsa_train._own import blaming
+from elsa_train.data.protocol import Data, Split, take_batch
 
 LARGEST = 32
 """Examples of a task, if a batch has as many for each worker: one costs this process 0.1 ms."""

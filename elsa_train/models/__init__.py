@@ -11,6 +11,7 @@ from flax import linen as nn
 from numpy.typing import NDArray
 
 from elsa_train._errors import BadRecipe
+from elsa_train._own import blaming, find_own, is_own
 
 __all__ = ["GPT", "DigitsNet", "ResNet50", "SpeedyResNet", "WideResNet", "build"]
 
@@ -221,11 +222,30 @@ _MODELS: dict[str, Callable[..., nn.Module]] = {
 
 
 def build(name: str, *, num_classes: int, width: int = 0, **settings: Any) -> nn.Module:
-    """Make a bundled model; width 0 is the paper's."""
+    """Make a bundled model, or your own: `module:name`; width 0 is the paper's.
+
+    Your own is called with `num_classes=`, and with those of `width=`, `dropout=` and `dtype=` that
+    are not the usual ones, and returns a flax linen module that is called with `train=`.
+    """
+    if is_own(name):
+        return _own(name, num_classes, {"width": width, **settings})
     if name not in _MODELS:
         raise BadRecipe(f"model {name!r}: found none such, expected one of {sorted(_MODELS)}")
     sized = {"width": width} if width else {}
     return _MODELS[name](num_classes=num_classes, **sized, **settings)
+
+
+def _own(name: str, num_classes: int, settings: Mapping[str, Any]) -> nn.Module:
+    own = find_own("model", name, "to call with num_classes=")
+    usual = {"width": 0, "dropout": 0.0, "dtype": jnp.float32}
+    unusual = {k: v for k, v in settings.items() if k not in usual or v != usual[k]}
+    try:
+        model = own(num_classes=num_classes, **unusual)
+    except Exception as error:
+        raise BadRecipe(f"model {name!r}: {blaming(error)}") from None
+    if not isinstance(model, nn.Module):
+        raise BadRecipe(f"model {name!r}: gave {type(model).__name__}, expected flax.linen.Module")
+    return model
 
 
 def total_statistics(batches: Sequence[Mapping[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
