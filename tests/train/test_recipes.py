@@ -75,7 +75,7 @@ BAD = [
     ('[nm]\nlevels = "1:8"\ndataset = "os:system"', "would run code"),
     ('scope = "nm"\nlevels = "1:8"\n[global]\nlevels = "90"\ndataset = "a.b:c"', "would run code"),
     ('dataset = "os.system"', "expected one of"),
-    ('model = "os:system"', "expected one of"),
+    ('model = "os:system"', "would run code"),
     ('augment = "os:system"', "expected one of"),
     ('score = "os:system"', "expected one of"),
     ('optimizer = "lion"', "expected one of sgd"),

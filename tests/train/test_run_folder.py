@@ -265,6 +265,7 @@ def test_metrics_of_a_resumed_run_are_close_bits_are_equal(folder, factor, code,
 def test_a_reference_that_misses_its_sparsity_is_refused(folder, column, monkeypatch):
     """Compared at another sparsity than the level's, it would say nothing."""
     monkeypatch.setattr(Scope, "select", lambda self, scores, n, *_, **__: keep_all(n))
+    monkeypatch.setattr(Scope, "rank", lambda self, params, *_: 1 * keep_all(params))
     found = again(folder, column)
     assert found.exit_code == 1
     assert "level 80%: has " in found.output
