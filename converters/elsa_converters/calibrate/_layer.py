@@ -142,9 +142,7 @@ def with_bias(
     return Weights(weight, (moments.mean_y - found).astype(np.float32).reshape(-1), factor)
 
 
-def _masks(
-    layer: Layer, problem: Problem, budgets: Sequence[Budget], work: Work
-) -> list[Array]:
+def _masks(layer: Layer, problem: Problem, budgets: Sequence[Budget], work: Work) -> list[Array]:
     """The mask of each level."""
     frozen = np.zeros(problem.weight.shape, bool)
     masks = []
