@@ -209,8 +209,7 @@ def test_experts_that_no_sample_has_reached(name: str, tmp_path: Path) -> None:
     model, batches = make(name)
     report = calibrate(model, batches, tmp_path / "net.safetensors", sparsities=LEVELS)
     expert = "merged[3]" if name == "merged" else "experts.3.weight"
-    (note,) = report.notes
-    assert "saw few inputs" in note
+    (note,) = [note for note in report.notes if "saw few inputs" in note]
     assert f"'{expert}' 0" in note
     assert ("merged" if name == "merged" else expert) in report.nested
     with elsa_format.open(tmp_path / "net.safetensors") as file:
@@ -367,4 +366,4 @@ def test_the_head_weighs_classes_that_are_seen(tmp_path: Path) -> None:
     report = calibrate(model, batches, out, sparsities=LEVELS, classes="logits")
     assert any("never one of" in note and "5" in note for note in report.notes)
     report = calibrate(model, batches, out, sparsities=LEVELS, force=True)
-    assert report.notes == ()
+    assert not any("never one of" in note for note in report.notes)

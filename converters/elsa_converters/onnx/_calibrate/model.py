@@ -8,11 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elsa_converters._errors import InvalidData
-from elsa_converters.calibrate import Layer, Model, Walk, Weights
+from elsa_converters.calibrate import Kept, Layer, Model, Store, Walk, Weights
 from elsa_converters.calibrate._work import Work
 from elsa_converters.onnx._calibrate.classes import find_classes
 from elsa_converters.onnx._calibrate.columns import columns
-from elsa_converters.onnx._calibrate.live import Kept, Store
 from elsa_converters.onnx._calibrate.rewrite import Prepared, Site
 from elsa_converters.onnx._calibrate.stretches import Stretch, cut
 

@@ -215,14 +215,13 @@ class _Alike:
         """How a layer would be used."""
         if held.matrix is not None:
             use = self._matrices.get(id(held.tensor))
-            call = None if use is None else Call(held.tensor[held.matrix], None, use.call.x[:0])
+            call = None if use is None else Call(held.tensor[held.matrix], None, use.call.x)
         else:
             use = self._nearest(name)
             module = self._linear.get(id(held.tensor))
             call = None
             if use is not None and module is not None:
-                empty = held.tensor.new_zeros(0, module.in_features)
-                call = Call(module.weight, module.bias, empty)
+                call = Call(module.weight, module.bias, use.call.x)
         if use is None or call is None:
             return None
         return Use(call, use.block, use.depth, calls=1)

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
+from weakref import ref
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -136,6 +137,15 @@ class _Mark(NamedTuple):
     depth: int = 0
 
 
+@dataclass
+class _Made:
+    """What a layer gave, as long as the network has it, and how often it was taken."""
+
+    tensor: "ref[Tensor]"
+    use: Use
+    taken: int = 0
+
+
 class _Trace(TorchFunctionMode):
     def __init__(self, model: nn.Module, order: Order) -> None:
         super().__init__()
@@ -145,9 +155,9 @@ class _Trace(TorchFunctionMode):
         self.block: int | None = None
         self.next = 0
         self.matrices = Matrices()
-        self.made: dict[int, tuple[Tensor, Use]] = {}
-        """What layers gave, kept so that no other tensor gets its `id`."""
-        self.taken: dict[int, int] = {}
+        self.made: list[_Made] = []
+        self._made: dict[int, _Made] = {}
+        """The last of each `id`."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -165,13 +175,15 @@ class _Trace(TorchFunctionMode):
         call = call_of(func, args, kwargs)
         if call is not None:
             use = self._use(call, mark.depth)
-            self.made[id(result)] = result, use
+            self.made.append(_Made(ref(result), use))
+            self._made[id(result)] = self.made[-1]
             mark = mark._replace(depth=mark.depth + 1)
         layer = () if call is None else (call.weight, call.bias)
         if self.matrices.note(func, args, result):
             layer = (args[0], None)
         for tensor in given:
-            self.taken[id(tensor)] = self.taken.get(id(tensor), 0) + 1
+            if (of := self._of(tensor)) is not None:
+                of.taken += 1
             if not any(tensor is one for one in layer):
                 self.order.others.add(id(tensor))
         if func is functional.batch_norm:
@@ -204,11 +216,16 @@ class _Trace(TorchFunctionMode):
         *_: Any,
         **__: Any,
     ) -> None:
-        of = self.made.get(id(input))
+        of = self._of(input)
         if of is None or training or mean is None or variance is None:
             return
         if weight is not None and bias is not None:
-            of[1].norm = Norm(mean, variance, weight, bias)
+            of.use.norm = Norm(mean, variance, weight, bias)
+
+    def _of(self, tensor: Tensor) -> "_Made | None":
+        """What is known of a tensor if a layer gave it."""
+        made = self._made.get(id(tensor))
+        return made if made is not None and made.tensor() is tensor else None
 
     def _joined(self, tensors: Iterable[Tensor]) -> _Mark:
         """The mark of what is made of tensors, here."""
@@ -237,9 +254,11 @@ class _Trace(TorchFunctionMode):
     def end(self, output: Any) -> None:
         found = tensors_in(output)
         self.order.needs[-1] |= self._joined(found).blocks
-        for tensor, use in self.made.values():
-            use.answer = bool(found) and tensor is found[0]
-            if self.taken.get(id(tensor)) != 1 or use.calls != 1:
+        for made in self.made:
+            use = made.use
+            use.answer = bool(found) and made.tensor() is found[0]
+            use.call = replace(use.call, x=use.call.x.new_zeros(0))  # which would stay in memory
+            if made.taken != 1 or use.calls != 1:
                 use.norm = None
 
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 T = TypeVar("T")
+LARGE = 1 << 26
+"""Bytes of a batch's outputs, such as those of a language model, that are held once only."""
 
 
 class _Columns:
@@ -167,29 +169,38 @@ class TorchWalk(Walk):
             output = self._run(batch, Run(), others)
             return rows_of(output, self._model.masks(batch))
 
-        return self._each(of)
+        return self._each(of, lambda found: sum(array.nbytes for array in found) > LARGE)
 
     def _run(self, batch: int, run: Run, others: Mapping[int, Tensor] = {}) -> Any:
         run.before = [get(output) for output in self._kept[batch]]
         run.replaced = {**self._replaced, **others}
         return self._model.network.run(self._model.moved(batch), run)
 
-    def _each(self, function: Callable[[int], T]) -> Iterator[T]:
-        """The function's results for each batch, some computed at a time, each by one thread."""
+    def _each(
+        self, function: Callable[[int], T], large: Callable[[T], bool] | None = None
+    ) -> Iterator[T]:
+        """The function's results for each batch, some computed at a time, each by one thread.
+
+        One at a time if the first is large.
+        """
         threads = self._model.threads or torch.get_num_threads()
 
         def alone(batch: int) -> T:
             torch.set_num_threads(1)
             return function(batch)
 
-        for start in range(0, len(self._batches), threads):
-            some = self._batches[start : start + threads]
+        start = 0
+        while start < len(self._batches):
+            some = self._batches[start : start + (1 if large and not start else threads)]
             with one_thread():
                 if len(some) == 1:
                     found = [function(some[0])]
                 else:
                     with ThreadPoolExecutor(len(some)) as pool:
                         found = list(pool.map(alone, some))
+            if large and not start and large(found[0]):
+                threads = 1
+            start += len(some)
             yield from found
 
     def _forget(self) -> None:
