@@ -104,7 +104,8 @@ def example(text: str) -> str:
 
 def calibrated(text: str) -> str:
     """The README's short table of a pretrained network: levels by magnitude, and calibrated."""
-    first = next(table for table in tables(text) if table.section == "Results")
+    every = (table for table in tables(text) if table.section == "Results")
+    first = next(table for table in every if "level" in table.rows[0])
     rows = {row["level"].partition(",")[0]: row for row in reversed(first.rows)}
     levels = ("90 %", "80 %", "70 %", "50 %", "dense")
     (original,) = re.findall(
@@ -123,6 +124,7 @@ COPIES: dict[str, tuple[str, str, Callable[[str], str]]] = {
     "sizes": ("docs/benchmarks.md", "README.md", sizes),
     "example": ("docs/benchmarks.md", "docs/fast.md", example),
     "calibrated": ("docs/calibrate.md", "README.md", calibrated),
+    "one-shot": ("docs/calibrate.md", "docs/pack.md", calibrated),
 }
 """What is repeated: from which page, and on which."""
 
