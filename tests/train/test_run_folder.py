@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 
+import jax
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -261,11 +262,15 @@ def test_metrics_of_a_resumed_run_are_close_bits_are_equal(folder, factor, code,
     assert ("level 1 measures" in found.output) == bool(code)
 
 
+def rank_all_first(scope, params, *_):
+    return jax.tree.map(lambda kept: kept.astype("u1"), keep_all(params))
+
+
 @pytest.mark.parametrize("column", ["--reference", "--equal-epochs", "--alone"])
 def test_a_reference_that_misses_its_sparsity_is_refused(folder, column, monkeypatch):
     """Compared at another sparsity than the level's, it would say nothing."""
     monkeypatch.setattr(Scope, "select", lambda self, scores, n, *_, **__: keep_all(n))
-    monkeypatch.setattr(Scope, "rank", lambda self, params, *_: 1 * keep_all(params))
+    monkeypatch.setattr(Scope, "rank", rank_all_first)
     found = again(folder, column)
     assert found.exit_code == 1
     assert "level 80%: has " in found.output
