@@ -1,13 +1,15 @@
 """How much of `elsa_format` a level passes through: `python -m benchmarks.floor_plan`.
 
 Prints, for a level extracted from a URL by the command and from Python, the functions that are
-under way at the read of a block (frames) and the modules in which a function runs; and the modules
-and lines of code of the package. `--names` lists the frames and the modules.
+under way at the read of a block (frames) and the modules in which a function runs; the same for a
+model directory that is packed; and the modules and lines of code of the package. `--names` lists
+the frames and the modules.
 """
 
 import argparse
 import ast
 import io
+import json
 import re
 import sys
 import tempfile
@@ -23,6 +25,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 import elsa_format as elsa
@@ -79,10 +82,21 @@ def trace(call: Callable[[], object]) -> Trace:
     return found
 
 
-def run_command(*words: str) -> None:
-    """Run `elsa-extract` here."""
-    with mock.patch.object(sys, "argv", ["elsa-extract", *words]), suppress(SystemExit):
-        _start.extract()
+def run_command(main: Callable[[], object], *words: str) -> None:
+    """Run a command here."""
+    with mock.patch.object(sys, "argv", ["elsa", *words]), suppress(SystemExit):
+        main()
+
+
+def write_model(folder: Path, layer: NDArray[np.float32]) -> None:
+    """A model directory of two shards behind an index."""
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "bert"}')
+    shards = {f"model-0000{i}-of-00002.safetensors": f"layer{i}.weight" for i in (1, 2)}
+    for file, tensor in shards.items():
+        save_file({tensor: layer}, folder / file)
+    index = {"metadata": {}, "weight_map": {tensor: file for file, tensor in shards.items()}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
 def code_lines(path: Path) -> int:
@@ -130,6 +144,13 @@ def serving(folder: Path) -> Iterator[str]:
             server.shutdown()
 
 
+def show(called: str, found: Trace, *, names: bool) -> None:
+    """Print a line on a trace, and what it passes through."""
+    print(f"{called}: {len(found.frames)} frames, {len(found.modules)} modules")
+    if names:
+        print(*found.frames, "", *sorted(found.modules), "", sep="\n")
+
+
 def main() -> None:
     """Measure, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m benchmarks.floor_plan")
@@ -146,14 +167,16 @@ def main() -> None:
         for kind, file in (("ELSA file", "net"), ("delivery file", "ship")):
             source = f"{url}/{file}.safetensors"
             calls = {
-                "elsa-extract": partial(run_command, source, "-l", "3", "-fqo", out),
+                "elsa-extract": partial(
+                    run_command, _start.extract, source, "-l", "3", "-fqo", out
+                ),
                 "elsa_format.extract": partial(elsa.extract, source, out, level=3, force=True),
             }
             for called, call in calls.items():
-                found = trace(call)
-                print(f"{called}, {kind}: {len(found.frames)} frames, {len(found.modules)} modules")
-                if names:
-                    print(*found.frames, "", *sorted(found.modules), "", sep="\n")
+                show(f"{called}, {kind}", trace(call), names=names)
+        write_model(Path(name, "model"), layer)
+        words = (f"{name}/model", "--sparsities", "95,90,80", "-fqo", f"{name}/packed")
+        show("elsa-pack, directory", trace(partial(run_command, _start.pack, *words)), names=names)
     modules = {path.relative_to(PACKAGE): code_lines(path) for path in PACKAGE.rglob("*.py")}
     print(f"elsa_format: {len(modules)} modules, {sum(modules.values())} lines of code")
 
