@@ -104,11 +104,14 @@ def deliver(path: str) -> None:
     run(["elsa-inspect", shipped, "--json"])
     # --whole: what --restore was called, which both versions know
     run(["elsa-extract", shipped, "--whole", "-o", f"{OUT}/whole{''.join(Path(path).suffixes)}"])
+    os.mkdir("fetched")  # a folder of its own: shards have the names of their source's
+    first = f"fetched/{shipped}"
     for wish in (["--level", "1"], ["--upgrade", "dense"]):
-        run(["elsa-fetch", shipped, *wish, "-o", f"first-{shipped}"])
-        run(["elsa-verify", f"first-{shipped}"])
-        run(["elsa-extract", f"first-{shipped}", "--level", "1", "-o", f"{OUT}/1.safetensors"])
-    for made in (*Path().glob("shipped*"), *Path().glob("first-*")):
+        run(["elsa-fetch", shipped, *wish, "-o", first])
+        run(["elsa-verify", first])
+        run(["elsa-extract", first, "--level", "1", "-o", f"{OUT}/1.safetensors"])
+    shutil.rmtree("fetched")
+    for made in Path().glob("*shipped*"):
         made.unlink()
 
 
