@@ -1,10 +1,9 @@
 """The identity of an extracted level, the same in every layout (spec §7)."""
 
-import hashlib
 import threading
 from collections.abc import Container, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +15,17 @@ from elsa_format._errors import DigestMismatch
 from elsa_format._memory import give_block, take_block
 from elsa_format._threads import CORES, Task, start
 
+if TYPE_CHECKING:
+    import hashlib
+
 INLINE = 1 << 15
 """Weights up to which handing them to a thread takes longer than hashing them."""
+
+
+def _sha256() -> "hashlib._Hash":
+    import hashlib  # only here, as it takes long to import
+
+    return hashlib.sha256()
 
 
 class _Scratch(threading.local):
@@ -45,8 +53,8 @@ class _LevelHash:
 
     def __init__(self, level: int) -> None:
         self.level = level
-        self.mask = hashlib.sha256()
-        self.values = hashlib.sha256()
+        self.mask = _sha256()
+        self.values = _sha256()
 
     def update(self, words: NDArray[Any], bits: int) -> None:
         bitmask, values = _SCRATCH.of(words)
@@ -127,7 +135,7 @@ class LevelDigests:
         """
         name = info.name
         if name not in self._names:
-            self._plain.setdefault(name, hashlib.sha256()).update(block.data)
+            self._plain.setdefault(name, _sha256()).update(block.data)
             return
         if name not in self._nested:
             self._nested[name] = _NestedHash(self._limits)
@@ -142,7 +150,7 @@ class LevelDigests:
                 both = level.mask.hexdigest(), level.values.hexdigest()
                 lines[info.name] = digest_line(info.name, info, *both)
             return
-        content = self._plain.pop(info.name, None) or hashlib.sha256()
+        content = self._plain.pop(info.name, None) or _sha256()
         name, only = self._variants.get(info.name, (info.name, None))
         if only is None and name in self._per_level:
             return
@@ -159,7 +167,7 @@ def digest_line(name: str, info: TensorInfo, *hashes: str) -> str:
 
 def digest_of_lines(lines: Mapping[str, str]) -> str:
     """The digest of a level from the lines of its tensors."""
-    total = hashlib.sha256()
+    total = _sha256()
     for name in sorted(lines, key=lambda name: name.encode("utf-8")):
         total.update(lines[name].encode("utf-8"))
     return f"sha256:{total.hexdigest()}"
@@ -197,7 +205,7 @@ def tensor_line(info: TensorInfo, blocks: Iterable[NDArray[Any]], *, nested: boo
     >>> tensor_line(bias, [np.zeros(2, np.float32)], nested=False)[:15]
     '4:bias F32 [2] '
     """
-    hashes = [hashlib.sha256() for _ in range(2 if nested else 1)]
+    hashes = [_sha256() for _ in range(2 if nested else 1)]
     for block in blocks:
         contents: list[Any] = [block.view(np.uint8)]
         if nested:

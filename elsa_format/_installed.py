@@ -2,7 +2,6 @@
 
 import json
 import os
-import shlex
 import sys
 from pathlib import Path
 from types import TracebackType
@@ -41,6 +40,8 @@ def _requirement(extras: str, package: str) -> str:
 
 
 def _quoted(text: str) -> str:
+    import shlex  # only here, as it takes long to import
+
     return f'"{text}"' if os.name == "nt" else shlex.quote(text)
 
 

@@ -1,7 +1,7 @@
 """Read a network block by block, from whatever holds it: the one way from bytes to weights."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
@@ -15,9 +15,11 @@ from elsa_format._layouts import LAYOUTS
 from elsa_format._memory import BLOCK, aligned, give_block, take_block
 from elsa_format._network import Network, PlannedTensor
 from elsa_format._options import renamed
-from elsa_format._output import Output
 from elsa_format._profile import LevelNumber
 from elsa_format._storage import Closing
+
+if TYPE_CHECKING:  # to read a level needs no output
+    from elsa_format._output import Output
 
 Block = NDArray[np.uint8]
 
@@ -167,7 +169,7 @@ class LevelReader(Closing):
 def copy_data(
     file: Network,
     start: bytes,
-    output: Output,
+    output: "Output",
     on_bytes: Callable[[int], object],
     *,
     verify: bool = True,
