@@ -181,6 +181,47 @@ def test_a_fixed_number_at_a_time_leaves_out_the_rest(tmp_path: Path) -> None:
     assert [len(batch["x"]) for batch in batches] == [4, 4]
 
 
+def recurrent() -> onnx.ModelProto:
+    """A state whose samples lie along its second axis, and a number."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"]),
+        helper.make_node("Mul", ["h", "factor"], ["m"]),
+        helper.make_node("Unsqueeze", ["m", "zero"], ["u"]),
+        helper.make_node("Add", ["u", "state"], ["next"]),
+    ]
+    arrays = [tensor("w", weights(6, 4)), tensor("zero", np.zeros(1, np.int64))]
+    inputs = [value("x", ["n", 6]), value("state", [1, "n", 4]), value("factor", [])]
+    return model(graph(nodes, inputs, [value("next", [1, "n", 4])], arrays))
+
+
+def test_feeds_as_the_graph_takes_them(tmp_path: Path) -> None:
+    """A feed whose first axes are not that of samples is one sample."""
+    path = save(recurrent(), tmp_path / "net.onnx")
+    half = np.float32(0.5).reshape(())
+    feeds = [
+        {"x": weights(5, 6, seed=at), "state": weights(1, 5, 4, seed=at), "factor": half}
+        for at in range(9)
+    ]
+    folder = tmp_path / "feeds"
+    folder.mkdir()
+    for number, feed in enumerate(feeds):
+        np.savez(folder / f"{number}.npz", **feed)
+    for samples in (feeds, folder):
+        batches = read_batches(samples, path, limit=8)
+        assert [feed["x"].shape for feed in batches] == [(5, 6)] * 8
+        out = tmp_path / "net.safetensors"
+        pack(path, out, sparsities=[50], calibrate=samples, samples=8, force=True)
+        with elsa_format.open(out) as network:
+            assert network.profile.metrics["relative_error"].samples == 1
+    with pytest.raises(InvalidData, match=r"samples: array 'state' holds 1 samples, 'x' 5"):
+        read_batches(feeds[0], path)
+    with pytest.raises(InvalidData, match=r"samples 0: array 'state' holds 2 samples, 'x' 5"):
+        read_batches([{**feeds[0], "state": weights(2, 5, 4)}], path)
+    feeds[0]["state"][0, 3] = np.nan
+    with pytest.raises(InvalidData, match=r"samples 0: array 'state' holds NaN in sample 0"):
+        read_batches(feeds, path)
+
+
 def bad_samples(x: Array) -> Iterator[tuple[Any, str]]:
     yield {"y": x}, "samples: no array 'x'"
     yield {"x": x, "y": x}, "samples: array 'y' is no input"

@@ -233,6 +233,17 @@ def _check_input(array: NDArray[Any], value: ValueInfoProto, where: str) -> int 
     return first[0]
 
 
+def takes(value: ValueInfoProto, array: NDArray[Any]) -> bool:
+    """Whether an array can be what an input is given, all of it at a time."""
+    kind = value.type.tensor_type.elem_type
+    if not kind or array.dtype != helper.tensor_dtype_to_np_dtype(kind):
+        return False
+    if not value.type.tensor_type.HasField("shape"):
+        return True
+    sizes = _sizes(value)
+    return array.ndim == len(sizes) and _fits(array.shape, sizes)
+
+
 def _fits(found: tuple[int, ...], sizes: list[int | None]) -> bool:
     return all(size in (None, one) for one, size in zip(found, sizes, strict=True))
 
