@@ -73,10 +73,7 @@ class Reference:
         self._classes, self._batches = classes, batches
         self._batch_outputs = [self._some(found) for found in outputs]
         parts = list(zip(*self._batch_outputs, strict=True))
-        self._spread = [
-            max(float(np.square(np.concatenate(p) - np.concatenate(p).mean(0)).sum()), 1e-12)
-            for p in parts
-        ]
+        self._spread = [_variation(np.concatenate(part)) for part in parts]
 
     def distance(self, outputs: Iterable[list[Array]]) -> float:
         """How far outputs are from the original's: nats of classes, else relative to variance."""
@@ -99,6 +96,13 @@ class Reference:
     def _fewer(self, output: Array, outputs: int) -> Array:
         most = max(1, KEPT // (self._batches * outputs * max(output.shape[-1], 1)))
         return output[:: max(1, -(-len(output) // most))]
+
+
+def _variation(output: Array) -> float:
+    """The squares of what an output differs from its mean, summed; never zero."""
+    if not len(output):
+        return 1e-12
+    return max(float(np.square(output - output.mean(0)).sum()), 1e-12)
 
 
 @dataclass
@@ -125,8 +129,14 @@ class Compared:
 
     @property
     def relative_error(self) -> float:
-        """The length of the difference, relative to that of the original's outputs."""
-        return float(np.sqrt((self.differing / np.maximum(self.size, 1e-30)).mean()))
+        """The length of the difference, relative to that of the original's outputs.
+
+        Outputs that hold nothing, or zeros in both, do not count.
+        """
+        some = (self.size > 0) | (self.differing > 0)
+        if not some.any():
+            return 0.0
+        return float(np.sqrt((self.differing[some] / np.maximum(self.size[some], 1e-30)).mean()))
 
     @property
     def agreement(self) -> float | None:
