@@ -1,11 +1,12 @@
 """What calibrating a large model directory takes: some blocks are measured, the rest computed.
 
-    python -m benchmarks.large_directory [--blocks 16] [--sparsities 70,50] [--scope SCOPE]
+    python -m benchmarks.large_directory [--blocks 16] [--sparsities 70,50] [--samples 128]
 
 makes a Llama-shaped directory of random bfloat16 weights, 1.1 billion of them with 16 blocks, and
-nests levels into the block in its middle by 128 samples of 128 tokens. All blocks are loaded and
-run, so the peak of memory is that of the whole. A block more takes as long as this one, but for its
-first layer, 2 % of it. With `--folder` the directory stays, and is made only once.
+nests levels into a small matrix and then the largest one of the block in its middle. All blocks are
+loaded and run, and matrices are solved one after the other, so the peak of memory is that of the
+whole. What the other matrices take is computed: each step of one costs rows x columns^2. Shares are
+uniform. With `--folder` the directory stays, and is made only once.
 """
 
 import argparse
@@ -17,6 +18,8 @@ import time
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
+
+import numpy as np
 
 SIZES = {"hidden_size": 2048, "intermediate_size": 8192, "vocab_size": 32000}
 HEADS = {"num_attention_heads": 32, "num_key_value_heads": 8}
@@ -41,23 +44,33 @@ def make(folder: Path, blocks: int, sizes: dict[str, int]) -> None:
 
 
 class Times:
-    """When each layer was measured and solved, told as it happens."""
+    """Prints what was done when, and keeps the last two times: of the clock, and of all cores."""
 
     def __init__(self) -> None:
-        self.begun, self.told = time.monotonic(), list[tuple[float, str]]()
+        self.begun = np.array([time.monotonic(), time.process_time()])
+        self.solved: list[Any] = []
 
     def __call__(self, done: int, total: int) -> None:
         """Bytes are not looked at."""
 
     def doing(self, what: str, unit: str | None = None) -> None:
         """What is finished."""
-        self.told.append((time.monotonic() - self.begun, what))
-        print(f"{self.told[-1][0]:8.1f} s  {memory():5.2f} GB  {what}", flush=True)
+        now = self.passed()
+        if what.startswith("solved"):
+            self.solved.append(now)
+        print(f"{now[0]:.0f} s ({now[1]:.0f} s of cores), {memory():.2f} GB: {what}", flush=True)
 
-    def between(self, kind: str) -> float:
-        """What all layers but the first took, of one kind of work."""
-        times = [at for at, what in self.told if what.startswith(kind)]
-        return times[-1] - times[0] if times else 0.0
+    def passed(self) -> Any:
+        """Since it was made."""
+        return np.array([time.monotonic(), time.process_time()]) - self.begun
+
+
+def steps(sizes: dict[str, int]) -> tuple[int, int]:
+    """What a step of all matrices of a block costs, and of the largest one."""
+    n, inner = sizes["hidden_size"], sizes["intermediate_size"]
+    values = n * HEADS["num_key_value_heads"] // HEADS["num_attention_heads"]
+    largest = n * inner**2
+    return 2 * (n + values) * n**2 + 2 * inner * n**2 + largest, largest
 
 
 def memory() -> float:
@@ -66,11 +79,11 @@ def memory() -> float:
 
 
 def main() -> None:
-    """Make the directory, nest one of its blocks, print what it took."""
+    """Make the directory, nest two of its matrices, print what it took."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--blocks", type=int, default=16)
     parser.add_argument("--sparsities", default="70,50")
-    parser.add_argument("--scope", choices=("auto", "uniform", "global"))
+    parser.add_argument("--samples", type=int, default=128)
     parser.add_argument("--folder", type=Path, help="Where the directory is, or is to be.")
     parser.add_argument("--small", action="store_true", help="Tiny layers, to try the command.")
     parser.add_argument("--make", type=Path, help=argparse.SUPPRESS)
@@ -84,29 +97,32 @@ def main() -> None:
         if not folder.is_dir():  # by another process, whose memory does not count
             words = [*sys.argv[1:], "--make", str(folder)]
             subprocess.run([sys.executable, "-m", "benchmarks.large_directory", *words], check=True)
-        measure(folder, Path(temporary) / "out", given)
+        measure(folder, Path(temporary) / "out", given, sizes)
 
 
-def measure(folder: Path, out: Path, given: Any) -> None:
-    """Nest levels into one block."""
+def measure(folder: Path, out: Path, given: Any, sizes: dict[str, int]) -> None:
+    """Nest levels into two matrices."""
     import elsa_format
 
-    times = Times()
+    block, times = f"model.layers.{given.blocks // 2}", Times()
     report = elsa_format.pack(
         folder,
         out,
         sparsities=given.sparsities,
         calibrate=folder.with_suffix(".txt"),
-        scope=given.scope,
-        include=f"model.layers.{given.blocks // 2}.*proj*",
+        samples=given.samples,
+        scope="uniform",
+        include=[f"{block}.self_attn.k_proj.weight", f"{block}.mlp.down_proj.weight"],
         progress=times,
     )
-    took = time.monotonic() - times.begun
-    block = times.between("measured") + times.between("solved")
-    print(f"{report.parameters:,} parameters, {report.nested_weights:,} of them nested")
-    print(f"all but solving: {took - block:.0f} s; a block: {block:.0f} s; peak {memory():.2f} GB")
-    hours = (took + (given.blocks - 1) * block) / 3600
-    print(f"computed: {given.blocks} blocks in {hours:.1f} h")
+    every, largest = steps(sizes)
+    took, one = times.passed(), times.solved[1] - times.solved[0]
+    whole = took - one + one * (given.blocks * every / largest)
+    print(f"{report.parameters:,} parameters, peak {memory():.2f} GB; all {given.blocks} blocks:")
+    for name, seconds, matrix in zip(("clock", "cores"), whole, one, strict=True):
+        print(
+            f"{seconds / 3600:.1f} h of {name}, {matrix * every / largest:.0f} s a block, computed"
+        )
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from calibrate.perceptron import Perceptron, Steps, perceptron
 from elsa_converters.calibrate import Layer, Weights
-from elsa_converters.calibrate._outputs import Compared
+from elsa_converters.calibrate._outputs import Answers, Compared, Reference
 from internals import Settings, Sweep, largest, spread
 
 import elsa_format as elsa
@@ -403,3 +403,13 @@ def test_outputs_that_hold_nothing_do_not_count() -> None:
     compared = Compared(None)
     compared.add([one, one[:, :0], one * 0], [one * 1.5, one[:, :0], one * 0])
     assert compared.relative_error == pytest.approx(0.5)
+
+
+def test_outputs_of_several_sizes() -> None:
+    """Pictures of several widths, whose columns are the features of the last axis."""
+    parts = [np.random.default_rng(n).standard_normal((4, n)).astype(np.float32) for n in (3, 5)]
+    reference = Reference(([part] for part in parts), None, 2)
+    assert reference.distance([part] for part in parts) == 0
+    assert reference.distance([part * 0] for part in parts) == pytest.approx(1, abs=0.2)
+    answers = Answers("logits")
+    assert [answers.add(part) for part in parts] == [True, False]

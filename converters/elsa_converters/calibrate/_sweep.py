@@ -141,8 +141,8 @@ class Sweep:
             found = 0
             for outputs in fitted.outputs():
                 found += _checked(outputs)
-                if self.answers is not None:
-                    self.answers.add(outputs[0])
+                if self.answers is not None and not self.answers.add(outputs[0]):
+                    self.answers = None  # of no classes that batches have in common
             if not known or not found:
                 raise InvalidData("the samples are empty: the network's outputs hold no numbers")
 
