@@ -1,5 +1,6 @@
 """ONNX models packed by calibration: files, templates and what every level then computes."""
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from elsa_converters._numpy import read_numpy
 from elsa_converters.onnx import (
     InvalidData,
     UnsupportedOnnx,
@@ -246,8 +248,24 @@ def test_folders_of_other_files_are_refused(case: Case, tmp_path: Path) -> None:
     with pytest.raises(InvalidData, match=r"expected \.npz files"):
         read_batches(tmp_path, case.model)
     (tmp_path / "x.npy").write_bytes(b"no array")
-    with pytest.raises(InvalidData, match=r"x.npy: is no numpy array \(.npy\)"):
+    with pytest.raises(
+        InvalidData, match=r"x.npy: is not a numpy archive \(.npz\) or array \(.npy\)"
+    ):
         read_batches(tmp_path, case.model)
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_damaged_archives_are_refused(save: Any, case: Case, tmp_path: Path) -> None:
+    """Whatever zipfile, zlib and numpy make of them."""
+    path, random = tmp_path / "x.npz", np.random.default_rng(0)
+    save(path, x=case.x[:2])
+    whole = path.read_bytes()
+    for _ in range(300):
+        damaged = np.frombuffer(whole, np.uint8).copy()
+        damaged[random.integers(0, len(whole), 3)] = random.integers(0, 256, 3)
+        path.write_bytes(damaged[: random.integers(len(whole) // 2, len(whole) + 1)].tobytes())
+        with contextlib.suppress(InvalidData):
+            read_numpy(path)
 
 
 def test_a_graph_without_layers(tmp_path: Path) -> None:

@@ -306,6 +306,15 @@ def test_samples_that_are_refused(tmp_path: Path) -> None:
     assert "no batches" in refused(place, [], length=None)
     batches = [{"input_ids": torch.ones(2, 4, dtype=torch.int64)}] * 4
     assert "needs text" in refused(place, batches)
+    archive = tmp_path / "s.npz"
+    for ids, problem in (
+        (np.full((8, 4), 99), "cannot be called with a batch: IndexError"),
+        (np.array([["a"]] * 8), "array 'input_ids' is <U1, expected real numbers"),
+    ):
+        np.savez(archive, input_ids=ids)
+        assert problem in refused(place, archive, length=None)
+    archive.write_bytes(archive.read_bytes()[:99])
+    assert "is not a numpy archive" in refused(place, archive, length=None)
 
 
 def test_directories_that_are_refused(tmp_path: Path) -> None:

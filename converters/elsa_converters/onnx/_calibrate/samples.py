@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elsa_converters._errors import InvalidData
+from elsa_converters._numpy import read_numpy
 from elsa_converters.onnx._run.samples import (
     Arrays,
     Interface,
@@ -110,10 +111,9 @@ def _files(folder: Path) -> Iterator[tuple[str, Mapping[str, Any], bool]]:
 
 
 def _array(path: Path) -> Array:
-    try:
-        array: Array = np.load(path, allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise InvalidData(f"{path}: is no numpy array (.npy): {error}") from None
+    array = read_numpy(path)
+    if not isinstance(array, np.ndarray):
+        raise InvalidData(f"{path}: is an archive (.npz), expected one array (.npy)")
     return array
 
 

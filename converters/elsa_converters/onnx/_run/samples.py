@@ -1,7 +1,6 @@
 """Labelled inputs of a graph: compared with what it takes before any weight is read."""
 
 import os
-import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 from onnx import ValueInfoProto, helper
 
 from elsa_converters._errors import InvalidData
+from elsa_converters._numpy import read_numpy
 from elsa_converters._scores import CLASSES, agree, check_labels, check_outputs, classify, compare
 from elsa_converters.onnx._model.read import parse_model
 from elsa_format import InvalidOption
@@ -108,15 +108,10 @@ class Samples:
 
 def read_arrays(path: str | os.PathLike[str]) -> Arrays:
     """The arrays of a numpy archive, as `numpy.savez` writes it."""
-    where = os.fspath(path)
-    try:
-        found = np.load(path, allow_pickle=False)
-        if not isinstance(found, np.ndarray):
-            with found as archive:
-                return dict(archive)
-    except (ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:
-        raise InvalidData(f"{where}: is not a numpy archive (.npz): {error}") from None
-    raise InvalidData(f"{where}: is one array; write named ones with numpy.savez")
+    found = read_numpy(path)
+    if isinstance(found, np.ndarray):
+        raise InvalidData(f"{os.fspath(path)}: is one array; write named ones with numpy.savez")
+    return found
 
 
 def fit_samples(
