@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from internals import ACCURACY, LOSS, Measure, Row, import_line, mean_std
 
@@ -31,6 +32,12 @@ ONCE = "--epochs 2 --sparsify-epochs 1 --densify-epochs 0.5 --warmup-epochs 0.2 
 TWICE = "--epochs 4 --sparsify-epochs 2 --densify-epochs 1 --warmup-epochs 0.2 --mask-every 5"
 FASHION = f"fashion-mnist --data-dir {{fashion}} {REDUCED}"
 CIFAR = f"cifar10-speedyresnet --data-dir {{cifar10}} {REDUCED}"
+SMALL = (
+    "cifar10-speedyresnet --data-dir {cifar10} --width 8 --train-images 5000 --test-images 2000 "
+    "--batch-size 64 --epochs 2 --sparsify-epochs 2 --densify-epochs 0.5 --warmup-epochs 0.2 "
+    "--mask-every 8"
+)
+INNER = f"{SMALL} --prune kernel$ --exclude '^(head|whiten|project)/'"
 TEXT_TWICE = "text-gpt --epochs 2 --sparsify-epochs 2 --densify-epochs 0.5"
 
 
@@ -88,7 +95,7 @@ def part(
     return Part(name, minutes, tuple(commands), measure)
 
 
-def settings(
+def compared(
     name: str,
     words: str,
     minutes: int,
@@ -97,13 +104,19 @@ def settings(
     tried: dict[str, str],
     measure: Measure = ACCURACY,
 ) -> Part:
-    """Lay out how joint training was set: by data held out, never by that of the test."""
-    words += f" --judge validation --seeds {seeds} --plot none --method joint"
+    """Lay out a column for each of these words."""
+    words += f" --seeds {seeds} --plot none"
     commands = [
         Command(head.replace(" ", "-"), f"{words} {given}", (("elsa", head),))
         for head, given in tried.items()
     ]
     return Part(name, minutes, tuple(commands), measure)
+
+
+def settings(name: str, words: str, minutes: int, **given: Any) -> Part:
+    """Lay out how joint training was set: by data held out, never by that of the test."""
+    tried = {head: f"--method joint {words}" for head, words in given.pop("tried").items()}
+    return compared(name, f"{words} --judge validation", minutes, tried=tried, **given)
 
 
 ON_DIGITS = {
@@ -118,6 +131,8 @@ ON_TEXT = {
     "shares 5,5,5,5": "--joint-shares 5,5,5,5",
     "fixed 0.65": "--joint-dense 0.15 --joint-fixed 0.65",
 }
+RULES = {rule: f"--sparsify {rule}" for rule in ("gmp", "acdc", "rigl")}
+AXES = {"outputs": "--axis -1", "inputs": "--axis -2"}
 PRUNED = ("reference", "pruned from its initial network")
 FIFTY = " --joint-every 50 --alone-levels 99%,90%,50%"
 PARTS = (
@@ -146,6 +161,8 @@ PARTS = (
         twice=f"{FASHION} {TWICE}",
     ),
     part("cifar10", f"{CIFAR} {ONCE}", 60, seeds=3, twice=f"{CIFAR} {TWICE}"),
+    compared("cifar10-rules", f"{INNER} --scope uniform --levels 90,80", 12, seeds=3, tried=RULES),
+    compared("cifar10-axes", f"{INNER} --scope nm --levels 1:8,2:4", 8, seeds=3, tried=AXES),
 )
 
 

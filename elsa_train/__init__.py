@@ -31,9 +31,11 @@ if TYPE_CHECKING:
     from elsa_train._multilevel import FrozenLevel, Network, Progress, Result, multi_level
     from elsa_train._recalibrate import recalibrate
     from elsa_train._recipe import Recipe, read_recipe
-    from elsa_train._sparsify import Pruner, Scope, apply_mask, keep_all
+    from elsa_train._rules import ACDC, Pruner, RigL
+    from elsa_train._sparsify import Scope, apply_mask, keep_all
 
 __all__ = [
+    "ACDC",
     "FrozenLevel",
     "Joint",
     "Level",
@@ -42,6 +44,7 @@ __all__ = [
     "Pruner",
     "Recipe",
     "Result",
+    "RigL",
     "Schedule",
     "Scope",
     "apply_mask",
@@ -105,8 +108,12 @@ _HOME = {
         "Recipe",
         "read_recipe",
     ),
-    "_sparsify": (
+    "_rules": (
+        "ACDC",
         "Pruner",
+        "RigL",
+    ),
+    "_sparsify": (
         "Scope",
         "apply_mask",
         "keep_all",

@@ -207,7 +207,7 @@ class Trainer:
 
     @cached_property
     def step(self) -> Callable[..., tuple[Carry, tuple[jax.Array, jax.Array]]]:
-        """Compile one step: theta <- kept * (theta + M * update)."""
+        """Compile one step: theta <- kept * (theta + M * update(kept * gradient))."""
 
         def step(
             carry: Carry, n: PyTree, kept: PyTree, batch: Any, key: jax.Array, rate: jax.Array
@@ -215,6 +215,8 @@ class Trainer:
             (loss, (state, right)), grads = jax.value_and_grad(self.loss, has_aux=True)(
                 carry.params, carry.state, *batch, key
             )
+            # Masked: a weight let in again would leap by all the momentum that it had gathered.
+            grads = apply_mask(grads, kept)
             updates, optimizer = self.optimizer.update(grads, carry.optimizer, carry.params)
             updates = jax.tree.map(lambda u: rate * u, updates)
             params = apply_mask(_method.apply_updates(carry.params, updates, n), kept)

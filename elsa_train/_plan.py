@@ -1,7 +1,6 @@
 """The phases of a run: how long each is, at which rate and by which rule it trains."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import numpy as np
 
@@ -10,28 +9,11 @@ from elsa_train._jaxpruner import JaxprunerRule, make_updater
 from elsa_train._joint import DENSE, Joint
 from elsa_train._levels import Level, Schedule
 from elsa_train._recipe import MOST, Recipe
-from elsa_train._sparsify import Pruner, Scope
+from elsa_train._rules import RULES, MaskRule
+from elsa_train._sparsify import Scope
 
-PyTree = Any
 REFERENCE, EQUAL_EPOCHS, JOINT, ALONE = 1000, 2000, 3000, 4000
 """Numbers of phases that are none of the levels'; a reference adds its level's number."""
-
-
-class MaskRule(Protocol):
-    """What decides the mask of a sparsify phase."""
-
-    @property
-    def needs_gradients(self) -> bool:
-        """Tell whether `mask` looks at the gradients."""
-        ...
-
-    def updates_at(self, step: int) -> bool:
-        """Tell whether the mask changes before this step."""
-        ...
-
-    def mask(self, params: PyTree, grads: PyTree, n: PyTree, step: int) -> PyTree:
-        """Return what to keep from this step on."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -95,7 +77,7 @@ class Plans:
         start, end = round(recipe.prune_start * steps), round(recipe.prune_end * steps)
         end = start if recipe.one_shot else min(end, steps - 1)
         schedule = Schedule(start, end, recipe.mask_every)
-        rule: MaskRule = Pruner(self.scope, level, schedule, recipe.score)
+        rule: MaskRule = RULES[recipe.sparsify](self.scope, level, schedule, recipe.score)
         if recipe.updater:
             rule = JaxprunerRule(make_updater(recipe.updater, self.scope, level, schedule))
         return self._plan(number, name, steps, rule, factor)

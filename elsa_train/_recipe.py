@@ -25,6 +25,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "augment": ("crop-flip", "flip", "none", "shift"),
     "model": ("digits", "gpt", "resnet50", "speedyresnet", "wideresnet"),
     "scope": SCOPES,
+    "sparsify": ("gmp", "acdc", "rigl"),
     "score": ("magnitude", "gradient", "saliency"),
     "method": ("sequential", "joint"),
     "rounding": ("nearest", "overwrite"),
@@ -129,10 +130,17 @@ class Recipe:
     levels: str = _is("95,90,80", "sparsities in percent, a range 99..50, or N:M patterns")
     prune: str = _is("kernel$", "regular expression: tensors that lose weights")
     exclude: str = _is("", "regular expression: tensors that don't, though `prune` matches")
-    axis: int = _is(-1, "axis of the N:M blocks", at_least=-64, at_most=63)
+    axis: int = _is(
+        -1, "axis of the N:M blocks: -1 along outputs, -2 along inputs", at_least=-64, at_most=63
+    )
     bits: int = _is(0, "counter bits tau; 0 is as few as the levels need", at_least=0, at_most=8)
     rounding: str = _is("nearest", "how counters are written into the weights")
     score: str = _is("magnitude", "importance of a weight")
+    sparsify: str = _is(
+        "gmp",
+        "how a level is pruned: gmp (gradually), acdc (sparse and dense by turns) or rigl (at "
+        "once, then small weights give way to those of large gradient)",
+    )
     method: str = _is("sequential", "how levels are trained: sequential (the paper's) or joint")
     joint_dense: float = _is(
         0.25, "joint: part of the run before levels differ", at_least=0, at_most=1
@@ -144,7 +152,9 @@ class Recipe:
     joint_shares: str = _is(
         "", "joint: steps of each level and of the dense network in a round, as 3,2,2,1"
     )
-    updater: str = _is("", "a jaxpruner algorithm as sparsify routine, instead of `score`")
+    updater: str = _is(
+        "", "a jaxpruner algorithm as sparsify routine, instead of `sparsify` and `score`"
+    )
     prune_start: float = _is(
         0.0, "part of a sparsify phase before its pruning starts", at_least=0, at_most=1
     )
@@ -220,6 +230,17 @@ class Recipe:
             raise BadRecipe("judge: found 'validation', of which nothing is held out")
         if self.method == "joint" and self.updater:
             raise BadRecipe("updater: found one, which joint training can't use")
+        clashes = (
+            ("method", self.method == "joint"),
+            ("updater", self.updater),
+            ("one_shot", self.one_shot),
+            ("score", self.sparsify == "rigl" and self.score != "magnitude"),
+        )
+        for name, clash in clashes:
+            if clash and self.sparsify != "gmp":
+                raise BadRecipe(
+                    f"sparsify {self.sparsify!r} does not go with {name} {getattr(self, name)!r}"
+                )
         if self.prune_start > self.prune_end:
             raise BadRecipe("expected prune_start <= prune_end")
         if self.dataset not in NAMES and not is_own(self.dataset):

@@ -1,4 +1,4 @@
-"""Which weights to keep: scores, scopes, and the rule of gradual magnitude pruning.
+"""Which weights to keep: scores, scopes, masks.
 
 Frozen weights get the highest score, so they are always among the kept (paper, Choice of
 Subroutines). Selection is exact, ties go to the lower index, and it runs on the device without a
@@ -20,9 +20,11 @@ from jax.sharding import NamedSharding
 
 from elsa_format.levels import Pattern, kept_count
 from elsa_train._errors import InfeasibleTraining
-from elsa_train._levels import Level, Schedule, check_blocks, check_levels
+from elsa_train._levels import Level, check_blocks, check_levels
+from elsa_train._method import count_frozen
 from elsa_train._selection import Leaves, Score, Whole, fits, keys, rank_whole
 from elsa_train._sharded.ranking import Ranking, select_largest
+from elsa_train._sharded.wide import whole
 from elsa_train._tree import flatten, names, sharding_of
 
 PyTree = Any
@@ -107,6 +109,11 @@ class Scope:
         sizes = [p.size for p in self._pruned(params).values()]
         groups = [sum(sizes)] if self.kind == "global" else sizes
         return tuple(kept_count(1 - level.density, n) for n in groups)
+
+    def count(self, found: PyTree) -> tuple[int, ...]:
+        """Count what a mask keeps, or counters say is frozen, of each group; waits for it."""
+        counts = map(whole, count_frozen(self._pruned(found)))
+        return (sum(counts),) if self.kind == "global" else tuple(counts)
 
     def select(
         self,
@@ -242,41 +249,6 @@ def _select_blocks(request: Request, params: Leaves, grads: Leaves | None, n: Le
 
     found = keys(request.score, params, grads, n)
     return [select(k, s) for k, s in zip(found, request.shardings, strict=True)]
-
-
-@dataclass(frozen=True)
-class Pruner:
-    """Gradual or one-shot pruning of one level: the mask rule of the bundled sparsify routines.
-
-    >>> pruner = Pruner(Scope(), Level("50%", 0.5), Schedule(0, 0, 1))
-    >>> params = {"kernel": jnp.array([0.5, -2.0, 0.1, 3.0])}
-    >>> frozen = {"kernel": jnp.array([0, 0, 1, 0])}  # is kept, small as it is
-    >>> pruner.mask(params, None, frozen, step=0)["kernel"].tolist()
-    [False, False, True, True]
-    """
-
-    scope: Scope
-    level: Level
-    schedule: Schedule
-    score: str = "magnitude"
-
-    @property
-    def needs_gradients(self) -> bool:
-        """Tell whether the score looks at the gradient."""
-        return self.score != "magnitude"
-
-    def updates_at(self, step: int) -> bool:
-        """Tell whether the mask changes before this step."""
-        return self.schedule.updates_at(step)
-
-    def mask(self, params: PyTree, grads: PyTree, n: PyTree, step: int) -> PyTree:
-        """Return what to keep from this step on; dispatched, not waited for."""
-        final = self.scope.budgets(params, self.level)
-        full = self.scope.budgets(params, Level("dense", 0.0))
-        progress = self.schedule.progress(step)
-        budgets = [round(a - (a - b) * progress) for a, b in zip(full, final, strict=True)]
-        score = SCORES[self.score]
-        return self.scope.select(params, n, budgets, self.level.pattern, score=score, grads=grads)
 
 
 def keep_all(params: PyTree) -> PyTree:

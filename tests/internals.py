@@ -133,6 +133,7 @@ NAMES = {
     "elsa_train._plan": "Plan",
     "elsa_train._recipe": "ACCURACY CHOICES FIELDS LOSS Measure make_recipe recipe_names",
     "elsa_train._report": "Reporter cells markdown mean_std read_curves show_report",
+    "elsa_train._rules": "RULES",
     "elsa_train._run": "Run run_seed train_run",
     "elsa_train._selection": "Whole cut_by_bits cut_by_tables rank_whole",
     "elsa_train._sharded.hosts": "Hosts",

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from calibrate.perceptron import Perceptron, Steps, perceptron
 from elsa_converters.calibrate import Layer, Weights
+from elsa_converters.calibrate._outputs import Answers, Compared, Reference
 from internals import Settings, Sweep, largest, spread
 
 import elsa_format as elsa
@@ -335,6 +336,27 @@ def test_samples_without_an_answer_are_refused_before_any_work(at: int) -> None:
     assert not calls
 
 
+class Empty(Perceptron):
+    """Every sample is of no length."""
+
+    def walk(self, batches: Sequence[int]) -> Steps:
+        return Steps(self, [self.parts[at][:0] for at in batches])
+
+
+def test_samples_without_outputs_are_refused_before_any_work() -> None:
+    model = Empty(perceptron(SIZES, samples()).weights, samples(), 16)
+    with pytest.raises(elsa.FormatError, match="samples are empty"):
+        next(Sweep(model, LEVELS).run())
+
+
+def test_nothing_is_warned_of_that_is_refused(recwarn: pytest.WarningsRecorder) -> None:
+    model = perceptron(SIZES, samples())
+    model.weights["w0"][0][0, 0] = 1e30
+    with pytest.raises(elsa.FormatError, match="NaN or infinite"):
+        calibrated(model)
+    assert not recwarn.list
+
+
 @pytest.mark.parametrize(("count", "batch"), [(3, 1), (16, 16)])
 def test_too_few_samples_are_refused(count: int, batch: int) -> None:
     with pytest.raises(elsa.FormatError, match=f"{count} samples in .*expected at least 4 in 2"):
@@ -374,3 +396,20 @@ def test_batches_are_held_back_at_equal_distances() -> None:
     assert spread(range(16), Fraction(1, 8)) == [7, 15]
     assert spread(range(2), Fraction(1, 8)) == [1]
     assert spread([0, 2, 3], Fraction(3, 8)) == [3]
+
+
+def test_outputs_that_hold_nothing_do_not_count() -> None:
+    one = np.ones((4, 2), np.float32)
+    compared = Compared(None)
+    compared.add([one, one[:, :0], one * 0], [one * 1.5, one[:, :0], one * 0])
+    assert compared.relative_error == pytest.approx(0.5)
+
+
+def test_outputs_of_several_sizes() -> None:
+    """Pictures of several widths, whose columns are the features of the last axis."""
+    parts = [np.random.default_rng(n).standard_normal((4, n)).astype(np.float32) for n in (3, 5)]
+    reference = Reference(([part] for part in parts), None, 2)
+    assert reference.distance([part] for part in parts) == 0
+    assert reference.distance([part * 0] for part in parts) == pytest.approx(1, abs=0.2)
+    answers = Answers("logits")
+    assert [answers.add(part) for part in parts] == [True, False]

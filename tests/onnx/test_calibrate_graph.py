@@ -1,15 +1,17 @@
 """Graphs as calibration sees them: their layers, the columns of inputs, walks between layers."""
 
 import contextlib
+import errno
 import os
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from elsa_converters._errors import InvalidData
-from elsa_converters.calibrate import Weights
+from elsa_converters._errors import InvalidData, UnsupportedOnnx
+from elsa_converters.calibrate import Store, Weights
 from elsa_converters.calibrate._statistics import apply
 from elsa_converters.onnx import OnnxCheckpoint
 from elsa_converters.onnx._calibrate.model import OnnxModel
@@ -280,7 +282,8 @@ def test_the_rewritten_graph_computes_the_same(tmp_path: Path) -> None:
     assert {"c1.w", "c1.w.scale", "c1.w.bias"} <= checkpoint.tensors.keys()
 
 
-def test_halves_that_are_widened_have_biases_of_floats(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_halves_that_are_widened_have_biases_of_floats(dtype: Any, tmp_path: Path) -> None:
     nodes = [
         helper.make_node("Cast", ["half"], ["w"], to=TensorProto.FLOAT),
         helper.make_node("MatMul", ["x", "w"], ["y"]),
@@ -289,12 +292,12 @@ def test_halves_that_are_widened_have_biases_of_floats(tmp_path: Path) -> None:
         nodes,
         [value("x", ["n", 6])],
         [value("y", ["n", 4])],
-        [tensor("half", weights(6, 4, dtype=np.float16))],
+        [tensor("half", weights(6, 4, dtype=dtype))],
     )
     path, x = save(model(main), tmp_path / "net.onnx"), weights(5, 6)
     net = opened(path, {"x": x})
     ((layer,),) = net.stages
-    assert layer.dtype == np.float16
+    assert layer.dtype == dtype
     given = changed(net, 1)
     assert {array.dtype for array in net.varying(layer, given["half"]).values()} == {np.dtype("f4")}
     walk = net.walk(range(1))
@@ -341,6 +344,93 @@ def test_nan_names_the_layer(tmp_path: Path) -> None:
         list(walk.inputs(net.stages[0][0]))
 
 
+def test_a_scalar_goes_from_stretch_to_stretch(tmp_path: Path) -> None:
+    """As sizes do, with which exporters compute shapes."""
+    nodes = [
+        helper.make_node("ReduceSum", ["x"], ["s"], keepdims=0),
+        helper.make_node("MatMul", ["x", "w"], ["h"]),
+        helper.make_node("Unsqueeze", ["s", "zero"], ["one"]),
+        helper.make_node("Concat", ["one", "two"], ["y"], axis=0),
+        helper.make_node("Identity", ["h"], ["z"]),
+    ]
+    arrays = {
+        "w": weights(4, 2),
+        "zero": np.zeros(1, np.int64),
+        "two": weights(1),
+    }
+    main = graph(
+        nodes,
+        [value("x", ["n", 4])],
+        [value("y", [2]), value("z", ["n", 2])],
+        [tensor(name, array) for name, array in arrays.items()],
+    )
+    path, x = save(model(main), tmp_path / "net.onnx"), weights(3, 4)
+    for limit in (0, 1 << 20):
+        walk = opened(path, {"x": x}, max_memory=limit).walk(range(1))
+        ((found, _),) = walk.outputs()
+        np.testing.assert_allclose(found[:, 0], run(path, {"x": x})[0], rtol=1e-5)
+        walk.close()
+
+
+def test_inputs_that_have_a_value_are_constants(tmp_path: Path) -> None:
+    """Samples do not give them; whoever runs a level can."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"]),
+        helper.make_node("Mul", ["h", "factor"], ["r"]),
+        helper.make_node("MatMul", ["r", "given"], ["y"]),
+    ]
+    arrays = {"w": weights(4, 6), "factor": weights(1), "given": weights(6, 2)}
+    main = graph(
+        nodes,
+        [value("x", ["n", 4]), value("factor", [1]), value("given", [6, 2])],
+        [value("y", ["n", 2])],
+        [tensor(name, array) for name, array in arrays.items()],
+    )
+    path, x = save(model(main), tmp_path / "net.onnx"), weights(3, 4)
+    net = opened(path, {"x": x})
+    assert [site.layer.name for site in net.prepared.sites] == ["w"]
+    assert net.prepared.left == {"given": "an input or output of the graph"}
+    walk = net.walk(range(1))
+    ((found,),) = walk.outputs()
+    np.testing.assert_allclose(found, run(path, {"x": x})[0], rtol=1e-5)
+    walk.close()
+
+
+def test_which_outputs_are_compared(tmp_path: Path) -> None:
+    """Floating ones; positions of the largest and names say nothing of distances."""
+    names = tensor("names", weights(2))
+    names.CopyFrom(helper.make_tensor("names", TensorProto.STRING, [2], [b"a", b"b"]))
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"]),
+        helper.make_node("ArgMax", ["h"], ["i"], axis=1, keepdims=0),
+        helper.make_node("Gather", ["names", "i"], ["s"]),
+        helper.make_node("MatMul", ["x", "nothing"], ["e"]),
+        helper.make_node("Softmax", ["h"], ["p"]),
+    ]
+    arrays = [tensor("w", weights(4, 2)), tensor("nothing", weights(4, 0)), names]
+    outputs = [
+        value("s", ["n"], TensorProto.STRING),
+        value("i", ["n"], TensorProto.INT64),
+        value("p", ["n", 2]),
+        value("e", ["n", 0]),
+    ]
+    x = weights(3, 4)
+    for some, floats in ((outputs, ["p", "e"]), (outputs[:2], ["i"])):
+        main = graph(nodes, [value("x", ["n", 4])], some, arrays)
+        path = save(model(main), tmp_path / "net.onnx")
+        net = opened(path, {"x": x})
+        assert net.prepared.outputs == floats
+        assert net.classes == ("probabilities" if "p" in floats else None)
+        walk = net.walk(range(1))
+        (found,) = walk.outputs()
+        assert [array.shape for array in found] == [(3, 2), (3, 0)] if "e" in floats else [(3, 1)]
+        walk.close()
+    main = graph(nodes, [value("x", ["n", 4])], outputs[:1], arrays)
+    path = save(model(main), tmp_path / "net.onnx")
+    with pytest.raises(UnsupportedOnnx, match=r"net\.onnx: no output is a tensor of numbers"):
+        prepare(read_model(path))
+
+
 # --- Memory --------------------------------------------------------------------------------------
 
 
@@ -377,3 +467,14 @@ def open_files(folder: Path) -> int:
         with contextlib.suppress(OSError):  # that of the listing itself
             found += str(folder) in os.readlink(link)
     return found
+
+
+def test_a_full_disk_says_which(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(OSError, match="No space left on device; set TMPDIR") as caught:
+        Store(0).put(np.ones(3))
+    assert caught.value.filename == f"temporary file in {tmp_path}"

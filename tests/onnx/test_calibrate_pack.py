@@ -1,5 +1,6 @@
 """ONNX models packed by calibration: files, templates and what every level then computes."""
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from elsa_converters._numpy import read_numpy
 from elsa_converters.onnx import (
     InvalidData,
     UnsupportedOnnx,
@@ -181,6 +183,47 @@ def test_a_fixed_number_at_a_time_leaves_out_the_rest(tmp_path: Path) -> None:
     assert [len(batch["x"]) for batch in batches] == [4, 4]
 
 
+def recurrent() -> onnx.ModelProto:
+    """A state whose samples lie along its second axis, and a number."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"]),
+        helper.make_node("Mul", ["h", "factor"], ["m"]),
+        helper.make_node("Unsqueeze", ["m", "zero"], ["u"]),
+        helper.make_node("Add", ["u", "state"], ["next"]),
+    ]
+    arrays = [tensor("w", weights(6, 4)), tensor("zero", np.zeros(1, np.int64))]
+    inputs = [value("x", ["n", 6]), value("state", [1, "n", 4]), value("factor", [])]
+    return model(graph(nodes, inputs, [value("next", [1, "n", 4])], arrays))
+
+
+def test_feeds_as_the_graph_takes_them(tmp_path: Path) -> None:
+    """A feed whose first axes are not that of samples is one sample."""
+    path = save(recurrent(), tmp_path / "net.onnx")
+    half = np.float32(0.5).reshape(())
+    feeds = [
+        {"x": weights(5, 6, seed=at), "state": weights(1, 5, 4, seed=at), "factor": half}
+        for at in range(9)
+    ]
+    folder = tmp_path / "feeds"
+    folder.mkdir()
+    for number, feed in enumerate(feeds):
+        np.savez(folder / f"{number}.npz", **feed)
+    for samples in (feeds, folder):
+        batches = read_batches(samples, path, limit=8)
+        assert [feed["x"].shape for feed in batches] == [(5, 6)] * 8
+        out = tmp_path / "net.safetensors"
+        pack(path, out, sparsities=[50], calibrate=samples, samples=8, force=True)
+        with elsa_format.open(out) as network:
+            assert network.profile.metrics["relative_error"].samples == 1
+    with pytest.raises(InvalidData, match=r"samples: array 'state' holds 1 samples, 'x' 5"):
+        read_batches(feeds[0], path)
+    with pytest.raises(InvalidData, match=r"samples 0: array 'state' holds 2 samples, 'x' 5"):
+        read_batches([{**feeds[0], "state": weights(2, 5, 4)}], path)
+    feeds[0]["state"][0, 3] = np.nan
+    with pytest.raises(InvalidData, match=r"samples 0: array 'state' holds NaN in sample 0"):
+        read_batches(feeds, path)
+
+
 def bad_samples(x: Array) -> Iterator[tuple[Any, str]]:
     yield {"y": x}, "samples: no array 'x'"
     yield {"x": x, "y": x}, "samples: array 'y' is no input"
@@ -205,8 +248,24 @@ def test_folders_of_other_files_are_refused(case: Case, tmp_path: Path) -> None:
     with pytest.raises(InvalidData, match=r"expected \.npz files"):
         read_batches(tmp_path, case.model)
     (tmp_path / "x.npy").write_bytes(b"no array")
-    with pytest.raises(InvalidData, match=r"x.npy: is no numpy array \(.npy\)"):
+    with pytest.raises(
+        InvalidData, match=r"x.npy: is not a numpy archive \(.npz\) or array \(.npy\)"
+    ):
         read_batches(tmp_path, case.model)
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_damaged_archives_are_refused(save: Any, case: Case, tmp_path: Path) -> None:
+    """Whatever zipfile, zlib and numpy make of them."""
+    path, random = tmp_path / "x.npz", np.random.default_rng(0)
+    save(path, x=case.x[:2])
+    whole = path.read_bytes()
+    for _ in range(300):
+        damaged = np.frombuffer(whole, np.uint8).copy()
+        damaged[random.integers(0, len(whole), 3)] = random.integers(0, 256, 3)
+        path.write_bytes(damaged[: random.integers(len(whole) // 2, len(whole) + 1)].tobytes())
+        with contextlib.suppress(InvalidData):
+            read_numpy(path)
 
 
 def test_a_graph_without_layers(tmp_path: Path) -> None:

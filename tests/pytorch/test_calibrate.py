@@ -310,7 +310,8 @@ class Failing(nn.Module):
 def test_nothing_is_left_when_it_fails(
     error: type[BaseException], calls: int, tmp_path: Path
 ) -> None:
-    with pytest.raises(error, match="no more"):
+    raised = InvalidData if error is RuntimeError else error
+    with pytest.raises(raised, match="no more"):
         calibrate(
             Failing(calls, error), batches_of(4, 8), tmp_path / "net.safetensors", sparsities=50
         )
@@ -341,6 +342,28 @@ def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert "meta device" in refused(mlp(), batches)
     assert "lazy" in refused(nn.LazyLinear(3), batches)
     assert "no floating tensor" in refused(nn.Sequential(model, Most()), batches)
+    assert "RuntimeError: mat1 and mat2" in refused(model, [batch[:, :9] for batch in batches])
+    assert "holds its arguments, and no labels" in refused(model, [(b, b) for b in batches])
+    assert "samples are empty" in refused(model, [batch[:, None, :][:, :0] for batch in batches])
+    assert "TorchScript" in refused(torch.jit.trace(model, batches[0]), batches)
+
+
+def test_a_parametrized_layer_is_not_looked_at(tmp_path: Path) -> None:
+    """Spectral norm changes its state whenever its weight is asked for in training."""
+    norm = torch.nn.utils.parametrizations.spectral_norm(nn.Linear(16, 16))
+    model, batches = nn.Sequential(norm, nn.Linear(16, 4)).train(), batches_of(16, 16)
+    before = bits(model)
+    report = calibrate(model, batches, tmp_path / "net.safetensors", sparsities=LEVELS)
+    assert report.nested == ("1.weight",)
+    assert bits(model) == before
+
+
+def test_a_batch_may_be_empty(tmp_path: Path) -> None:
+    model, batches = make("mlp")
+    report = calibrate(
+        model, [batches[0][:0], *batches], tmp_path / "net.safetensors", sparsities=LEVELS
+    )
+    assert report.profile.dense_metrics["relative_error"] < 0.2
 
 
 class Most(nn.Module):

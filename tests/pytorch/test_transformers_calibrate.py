@@ -139,6 +139,27 @@ def test_levels_give_the_outputs_that_were_measured(name: str, tmp_path: Path) -
     assert {*report.nested, *report.profile.per_level} <= own
 
 
+OTHERS: dict[str, Callable[[], Any]] = {
+    "electra": lambda: hf.ElectraForPreTraining(hf.ElectraConfig(**TEXT, embedding_size=8)),
+    "deberta": lambda: hf.DebertaV2ForSequenceClassification(
+        hf.DebertaV2Config(**TEXT, relative_attention=True, pos_att_type=["p2c", "c2p"])
+    ),
+    "xlnet": lambda: hf.XLNetLMHeadModel(
+        hf.XLNetConfig(vocab_size=40, d_model=16, n_layer=1, n_head=2, d_inner=24)
+    ),
+}
+"""A number for each token, a layer that multiplies a parameter, texts of any length."""
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_models(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MODELS, name, OTHERS[name])
+    report = pack(dense(name, tmp_path), tmp_path / "packed", lines())
+    assert len(report.nested) >= 2
+    assert report.profile.dense_metrics["relative_error"] < 0.1
+    assert ("agreement" in report.profile.metrics) == (name != "electra")
+
+
 def test_what_is_nested(tmp_path: Path) -> None:
     """Layers, and no heads or embeddings unless that is asked; biases where there are some."""
     place, given = dense("gpt2", tmp_path), samples(tmp_path)
@@ -285,6 +306,15 @@ def test_samples_that_are_refused(tmp_path: Path) -> None:
     assert "no batches" in refused(place, [], length=None)
     batches = [{"input_ids": torch.ones(2, 4, dtype=torch.int64)}] * 4
     assert "needs text" in refused(place, batches)
+    archive = tmp_path / "s.npz"
+    for ids, problem in (
+        (np.full((8, 4), 99), "cannot be called with a batch: IndexError"),
+        (np.array([["a"]] * 8), "array 'input_ids' is <U1, expected real numbers"),
+    ):
+        np.savez(archive, input_ids=ids)
+        assert problem in refused(place, archive, length=None)
+    archive.write_bytes(archive.read_bytes()[:99])
+    assert "is not a numpy archive" in refused(place, archive, length=None)
 
 
 def test_directories_that_are_refused(tmp_path: Path) -> None:

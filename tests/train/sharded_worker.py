@@ -14,6 +14,7 @@ import elsa_format
 from elsa_train import (
     Network,
     Pruner,
+    RigL,
     Schedule,
     Scope,
     apply_updates,
@@ -74,12 +75,15 @@ SETTINGS = {
     "global": (Scope("global"), "90,75,50", jnp.float32),
     "uniform": (Scope("uniform"), "90,75,50", jnp.bfloat16),
     "nm": (Scope("nm", exclude="odd|empty"), "1:8,1:4,2:4", jnp.float32),
+    "rigl": (Scope("global"), "90,75,50", jnp.float32),
 }
 
 
 PLAN = {  # by number of processes
-    1: {"global": list(WAYS), "uniform": ["unsplit"], "nm": ["unsplit", "crossed"]},
-    2: {"global": ["fully_sharded"], "uniform": ["crossed"], "nm": ["tensor_parallel"]},
+    1: {"global": list(WAYS), "uniform": ["unsplit"], "nm": ["unsplit", "crossed"]}
+    | {"rigl": ["unsplit", "crossed"]},
+    2: {"global": ["fully_sharded"], "uniform": ["crossed"], "nm": ["tensor_parallel"]}
+    | {"rigl": ["fully_sharded"]},
 }
 
 
@@ -102,6 +106,11 @@ def train(way, setting, mesh, start=None):
 
     def sparsify(network, counters, level):
         kept = Pruner(scope, level, Schedule(0, 0, 1)).mask(network.params, None, counters, 0)
+        if setting == "rigl":
+            rule, grads = RigL(scope, level, Schedule(0, 9, 2)), place(values(7), way, mesh)
+            sparse, before = jax.jit(apply_mask)(network.params, kept), kept
+            kept = rule.mask(sparse, grads, counters, 4)
+            assert any(bool(jnp.any(kept[name] & ~before[name])) for name in kept)
         for name, leaf in network.params.items():
             assert kept[name].sharding.is_equivalent_to(leaf.sharding, leaf.ndim), name
             assert counters[name].sharding.is_equivalent_to(leaf.sharding, leaf.ndim), name

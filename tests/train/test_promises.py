@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from conftest import tiny
 from internals import (
@@ -15,6 +16,7 @@ from internals import (
     Plan,
     Reporter,
     Run,
+    apply_mask,
     cells,
     check_level,
     count_nonzero,
@@ -60,6 +62,24 @@ def test_weights_behind_a_silent_channel_are_drawn_anew(run):
 
 
 IGNORE = (lambda report: None, lambda plan, phase: None)
+
+
+def test_a_masked_weight_gathers_no_momentum(run):
+    """Else it would leap when a rule lets it in again."""
+    trainer = run.trainer
+    network = trainer.init()
+    n = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.uint8), network.params)
+    kept = jax.tree.map(lambda p: jnp.arange(p.size).reshape(p.shape) % 2 == 0, network.params)
+    start = trainer.start(network._replace(params=apply_mask(network.params, kept)))
+    phase = start._replace(kept=trainer.replicate(kept))
+    reached = trainer.run(Plan(3, "train", 4, 0.01, 0), phase, n, *IGNORE)
+    for average, mask in zip(
+        jax.tree.leaves(optax.tree.get(reached.carry.optimizer, "trace")),
+        jax.tree.leaves(kept),
+        strict=True,
+    ):
+        assert not np.any(average[~mask])
+        assert np.any(average[mask] != 0)
 
 
 def test_dense_is_the_last_level_if_that_is_better_on_held_out_images(run, monkeypatch):

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from internals import (
     CHOICES,
     FIELDS,
+    RULES,
     BadRecipe,
     InvalidRecipe,
     TrainError,
@@ -218,4 +219,5 @@ def test_every_number_has_limits_and_every_choice_is_there():
     assert sorted(CHOICES["augment"]) == sorted(AUGMENTS)
     assert sorted(CHOICES["model"]) == sorted(models._MODELS)
     assert sorted(CHOICES["score"]) == sorted(SCORES)
+    assert sorted(CHOICES["sparsify"]) == sorted(RULES)
     assert dataclasses.replace(Recipe(epochs=3)).epochs == 3.0

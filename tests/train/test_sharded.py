@@ -56,7 +56,7 @@ def two(two_folder):
 
 
 def test_a_split_network_selects_freezes_and_writes_what_an_unsplit_one_does(eight):
-    assert len(eight) == 7
+    assert len(eight) == 9
     for key, found in eight.items():
         assert found == eight[f"{key.split()[0]} unsplit"], key
 
@@ -65,7 +65,7 @@ def test_two_processes_write_the_same_network_in_shards(eight, two, two_folder):
     """Each process has read the whole index, and found the same."""
     (first, _), (second, _) = two
     assert first == second
-    assert len(first) == 3
+    assert len(first) == 4
     for key, found in first.items():
         assert found == eight[f"{key.split()[0]} unsplit"], key
     shards = sorted(path.name for path in two_folder.glob("uniform-crossed-*"))

@@ -43,15 +43,18 @@ class Answers:
     spread: Array = field(default_factory=lambda: np.zeros(0))
     chosen: Array = field(default_factory=lambda: np.zeros(0, np.int64))
 
-    def add(self, outputs: Array) -> None:
-        """Take in the first output for some items."""
+    def add(self, outputs: Array) -> bool:
+        """Take in the first output for some items; whether they have as many classes as others."""
         found = probabilities(outputs, self.classes)
+        if self.items and found.shape[-1] != len(self.chosen):
+            return False
         if not self.items:
             self.spread = np.zeros(found.shape[-1])
             self.chosen = np.zeros(found.shape[-1], np.int64)
         self.items += len(found)
         self.spread += (found * (1 - found)).sum(0, dtype=np.float64)
         self.chosen += np.bincount(found.argmax(-1), minlength=found.shape[-1])
+        return True
 
     def matters(self) -> Array:
         """The weight of each row of the head: a diagonal Gauss-Newton matrix of the softmax."""
@@ -73,10 +76,7 @@ class Reference:
         self._classes, self._batches = classes, batches
         self._batch_outputs = [self._some(found) for found in outputs]
         parts = list(zip(*self._batch_outputs, strict=True))
-        self._spread = [
-            max(float(np.square(np.concatenate(p) - np.concatenate(p).mean(0)).sum()), 1e-12)
-            for p in parts
-        ]
+        self._spread = [_variation(part) for part in parts]
 
     def distance(self, outputs: Iterable[list[Array]]) -> float:
         """How far outputs are from the original's: nats of classes, else relative to variance."""
@@ -99,6 +99,19 @@ class Reference:
     def _fewer(self, output: Array, outputs: int) -> Array:
         most = max(1, KEPT // (self._batches * outputs * max(output.shape[-1], 1)))
         return output[:: max(1, -(-len(output) // most))]
+
+
+def _variation(parts: Sequence[Array]) -> float:
+    """The squares of what an output differs from its mean, summed; never zero.
+
+    Where batches have different numbers of features, such as the columns of pictures, all are one.
+    """
+    if len({part.shape[-1] for part in parts}) > 1:
+        parts = [part.reshape(-1, 1) for part in parts]
+    output = np.concatenate(parts)
+    if not len(output):
+        return 1e-12
+    return max(float(np.square(output - output.mean(0)).sum()), 1e-12)
 
 
 @dataclass
@@ -125,8 +138,14 @@ class Compared:
 
     @property
     def relative_error(self) -> float:
-        """The length of the difference, relative to that of the original's outputs."""
-        return float(np.sqrt((self.differing / np.maximum(self.size, 1e-30)).mean()))
+        """The length of the difference, relative to that of the original's outputs.
+
+        Outputs that hold nothing, or zeros in both, do not count.
+        """
+        some = (self.size > 0) | (self.differing > 0)
+        if not some.any():
+            return 0.0
+        return float(np.sqrt((self.differing[some] / np.maximum(self.size[some], 1e-30)).mean()))
 
     @property
     def agreement(self) -> float | None:

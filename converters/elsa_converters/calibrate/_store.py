@@ -38,16 +38,21 @@ class Store:
 
     def put(self, array: Array) -> Kept:
         """Keep an array."""
-        array = np.ascontiguousarray(array)
+        array = np.asarray(array, order="C")  # np.ascontiguousarray gives scalars an axis
         size = array.nbytes
         with self._lock:
-            if self._used + size <= self._most:
+            if self._used + size <= self._most or array.dtype.hasobject:
                 self._used += size
                 return Kept(lambda: array, partial(self._drop, size))
             offset = self._place(size)
         data = array.reshape(-1).view(np.uint8).data
-        while data:
-            data = data[os.pwrite(self._file.fileno(), data, offset + size - len(data)) :]
+        try:
+            while data:
+                data = data[os.pwrite(self._file.fileno(), data, offset + size - len(data)) :]
+        except OSError as error:
+            where = f"temporary file in {tempfile.gettempdir()}"
+            advice = f"{error.strerror}; set TMPDIR to another place, or raise the limit of memory"
+            raise OSError(error.errno, advice, where) from None
         read = partial(self._read, offset, array.dtype, array.shape)
         return Kept(read, partial(self._give_back, size, offset))
 

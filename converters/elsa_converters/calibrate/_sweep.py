@@ -135,14 +135,16 @@ class Sweep:
     def _ask_original(self) -> None:
         """Refuse samples without an answer, before any work; learn what the answers are."""
         with walks(self.model, [self.fitted, self.held]) as (fitted, held):
-            for outputs in held.outputs():
-                check_finite(outputs)
+            known = sum(_checked(outputs) for outputs in held.outputs())
             if self.model.classes is not None:
                 self.answers = Answers(self.model.classes)
+            found = 0
             for outputs in fitted.outputs():
-                check_finite(outputs)
-                if self.answers is not None:
-                    self.answers.add(outputs[0])
+                found += _checked(outputs)
+                if self.answers is not None and not self.answers.add(outputs[0]):
+                    self.answers = None  # of no classes that batches have in common
+            if not known or not found:
+                raise InvalidData("the samples are empty: the network's outputs hold no numbers")
 
     def _solve(self, layer: Layer, original: Walk, walks: Sequence[Walk], work: Work) -> Solution:
         own = self.model.original(layer)
@@ -233,6 +235,12 @@ class Sweep:
         times = len(self.levels) + 1
         every = [layer for stage in self.model.stages for layer in stage]
         return sum(_share(layer) * (times + (curves and layer.nested)) for layer in every)
+
+
+def _checked(outputs: Sequence[Array]) -> int:
+    """How many numbers there are; others are refused."""
+    check_finite(outputs)
+    return sum(output.size for output in outputs)
 
 
 def _for_network(settings: Settings, model: Model) -> Settings:

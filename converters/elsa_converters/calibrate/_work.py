@@ -22,7 +22,9 @@ class Work:
 
     def __init__(self, threads: int | None = None) -> None:
         self.threads = threads or len(os.sched_getaffinity(0))
-        self._pool = ThreadPoolExecutor(self.threads) if self.threads > 1 else None
+        self._pool = None
+        if self.threads > 1:
+            self._pool = ThreadPoolExecutor(self.threads, initializer=_quiet)
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
         """The function's results, in order."""
@@ -54,6 +56,10 @@ class Work:
             self._pool.shutdown(cancel_futures=True)
 
 
+def _quiet() -> None:
+    np.seterr(all="ignore")
+
+
 @contextmanager
 def working(threads: int | None = None) -> Iterator[Work]:
     """Threads of our own; the matrix library gets one thread for as long."""
@@ -61,7 +67,8 @@ def working(threads: int | None = None) -> Iterator[Work]:
 
     work = Work(threads)
     try:
-        with threadpool_limits(1, "blas"):
+        # What cannot be computed is refused in words.
+        with threadpool_limits(1, "blas"), np.errstate(all="ignore"):
             yield work
     finally:
         work.close()

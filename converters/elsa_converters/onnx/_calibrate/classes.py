@@ -17,7 +17,7 @@ def find_classes(prepared: Prepared) -> tuple[Classes, str | None]:
 
     A softmax says so; without one, only the name "logits" does, as embeddings look the same.
     """
-    output = prepared.model.proto.graph.output[0]
+    (output, *_) = (v for v in prepared.model.proto.graph.output if v.name in prepared.outputs)
     sizes = output.type.tensor_type.shape.dim
     makers = {name: node for node in prepared.nodes for name in node.output}
     value = _before(output.name, makers)

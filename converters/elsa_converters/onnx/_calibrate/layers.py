@@ -133,9 +133,11 @@ class Finder:
 
 
 def constant_values(model: Model, nodes: Sequence[NodeProto]) -> set[str]:
-    """The values that do not depend on the graph's inputs, its initializers included."""
-    inputs = {value.name for value in model.proto.graph.input}
-    found = {t.name for t in model.proto.graph.initializer if t.name not in inputs}
+    """The values that do not depend on the samples: initializers, and what is made of them.
+
+    Samples leave inputs alone that have an initializer.
+    """
+    found = {tensor.name for tensor in model.proto.graph.initializer}
     for node in nodes:
         if is_constant(node, found):
             found.update(name for name in node.output if name)

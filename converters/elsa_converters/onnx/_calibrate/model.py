@@ -1,5 +1,6 @@
 """A graph as calibration sees it: its layers, and walks through samples from stretch to stretch."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -13,6 +14,7 @@ from elsa_converters.calibrate._work import Work
 from elsa_converters.onnx._calibrate.classes import find_classes
 from elsa_converters.onnx._calibrate.columns import columns
 from elsa_converters.onnx._calibrate.rewrite import Prepared, Site
+from elsa_converters.onnx._calibrate.samples import size_of
 from elsa_converters.onnx._calibrate.stretches import Stretch, cut
 
 Array = NDArray[Any]
@@ -35,10 +37,10 @@ class OnnxModel(Model):
         threads: int | None = None,
     ) -> None:
         self.prepared, self.feeds, self.threads = prepared, list(batches), threads
-        self.batches = [len(next(iter(feeds.values()))) for feeds in self.feeds]
+        self.batches = [size_of(feeds) for feeds in self.feeds]
         self.sites = {site.layer.name: site for site in prepared.sites}
         self.stages = [[site.layer] for site in prepared.sites]
-        self.outputs = [value.name for value in prepared.model.proto.graph.output]
+        self.outputs = prepared.outputs
         self.classes, self.head = find_classes(prepared)
         self.stretches = cut(prepared)
         self.store = Store(MAX_MEMORY if max_memory is None else max_memory)
@@ -195,4 +197,5 @@ def _items(output: Array, seen: Array | None) -> Array:
     found = output.astype(np.float32)
     if seen is not None and found.ndim > 2 and found.shape[:2] == seen.shape:
         found = found[seen != 0]
-    return found.reshape(-1, found.shape[-1]) if found.ndim > 1 else found.reshape(-1, 1)
+    *places, features = found.shape if found.ndim > 1 else (*found.shape, 1)
+    return found.reshape(math.prod(places), features)

@@ -1,6 +1,7 @@
 """An ONNX model and samples of its inputs, ready to be nested by calibration."""
 
 import os
+from itertools import islice
 
 from elsa_converters._errors import UnsupportedOnnx
 from elsa_converters.calibrate import Nested
@@ -9,6 +10,9 @@ from elsa_converters.onnx._calibrate.rewrite import prepare
 from elsa_converters.onnx._calibrate.samples import SamplesLike, read_batches
 from elsa_converters.onnx._write.template import OnnxCheckpoint
 from elsa_format.plugins import CalibrationOptions
+
+FEW = 3
+"""Weights that a message names."""
 
 
 def calibration(
@@ -41,7 +45,9 @@ def calibration(
     batches = read_batches(samples, original.model.path, options.samples)
     prepared = prepare(original.model, options.left_out(original.tensors), options.levels)
     if not any(site.layer.nested for site in prepared.sites):
-        left = "; ".join(f"{name!r}: {why}" for name, why in prepared.left.items())
+        few = islice(prepared.left.items(), FEW)
+        left = "; ".join(f"{name!r}: {why}" for name, why in few)
+        left += ", …" if len(prepared.left) > FEW else ""
         raise UnsupportedOnnx(f"{original.path}: no layer can be nested ({left or 'it has none'})")
     checkpoint = OnnxCheckpoint(prepared.model)
     model = OnnxModel(prepared, batches, max_memory=options.max_memory, threads=options.threads)

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto, NodeProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from elsa_converters._errors import UnsupportedOnnx
 from elsa_converters.calibrate import Layer
 from elsa_converters.onnx._calibrate.layers import Finder, Product
 from elsa_converters.onnx._graph.reach import reaching
@@ -29,6 +30,17 @@ from elsa_converters.onnx._model.write import info_of_array
 from elsa_format.levels import Pattern
 
 Array = NDArray[Any]
+_FLOATING = {
+    TensorProto.UNDEFINED,  # of outputs that do not say
+    TensorProto.FLOAT,
+    TensorProto.FLOAT16,
+    TensorProto.DOUBLE,
+    TensorProto.BFLOAT16,
+}
+_WHOLE = {
+    TensorProto.DataType.Value(name)
+    for name in ("BOOL", *(f"{u}INT{bits}" for u in ("", "U") for bits in (8, 16, 32, 64)))
+}
 
 
 @dataclass(frozen=True)
@@ -53,6 +65,8 @@ class Prepared:
     sites: list[Site]
     left: dict[str, str]
     """Weights that could carry counters but will not, and why."""
+    outputs: list[str]
+    """The graph's outputs by which networks are compared."""
 
 
 def prepare(
@@ -62,6 +76,7 @@ def prepare(
 
     What is `left` is no layer, nor what cannot have the patterns among the levels.
     """
+    outputs = _compared(model)
     model = _folded(model)
     nodes = [_copied(node) for node in model.proto.graph.node]
     finder = Finder(model, nodes, left, levels)
@@ -81,7 +96,19 @@ def prepare(
         and model.weights[name].info.dtype.nestable
         and len(model.weights[name].info.shape) >= 2
     }
-    return Prepared(rewriter.finished(), rewriter.nodes, sites, whole)
+    return Prepared(rewriter.finished(), rewriter.nodes, sites, whole, outputs)
+
+
+def _compared(model: Model) -> list[str]:
+    """The outputs that hold floating numbers, or else whole ones."""
+    types: dict[str, int] = {}
+    for value in model.proto.graph.output:
+        if value.type.WhichOneof("value") in (None, "tensor_type"):
+            types[value.name] = value.type.tensor_type.elem_type
+    floating = [name for name, kind in types.items() if kind in _FLOATING]
+    if not floating and not (types := {n: t for n, t in types.items() if t in _WHOLE}):
+        raise UnsupportedOnnx(f"{model.path}: no output is a tensor of numbers")
+    return floating or list(types)
 
 
 def _copied(node: NodeProto) -> NodeProto:

@@ -16,7 +16,7 @@ from elsa_converters.onnx._calibrate.layers import constant_values
 from elsa_converters.onnx._calibrate.rewrite import Prepared, Site
 from elsa_converters.onnx._graph.walk import reads
 from elsa_converters.onnx._model.tensors import TO_ONNX
-from elsa_converters.onnx._model.write import with_values
+from elsa_converters.onnx._model.write import info_of_array, with_values
 
 Array = NDArray[Any]
 
@@ -40,7 +40,7 @@ class Stretch:
     def run(self, live: Mapping[str, Array], tensors: Mapping[str, Array]) -> dict[str, Array]:
         """What it makes of live values, with these tensors of its layer."""
         feeds = {name: live[name] for name in self.takes}
-        feeds |= {name: tensors[name] for name in self.parameters}
+        feeds |= {name: _value(tensors[name]) for name in self.parameters}
         try:
             found = self.session.run(self.makes, feeds)
         except Exception as error:  # whatever ONNX Runtime raises for what does not fit
@@ -72,7 +72,7 @@ class _Cutter:
             value.name: value.type for value in self.graph.input if value.name not in self.small
         }
         # An output is made once, and what turns a layer's weight goes with the layer.
-        self.constants.difference_update(value.name for value in self.graph.output)
+        self.constants.difference_update(prepared.outputs)
         for site in prepared.sites:
             for node in site.product.weight.nodes:
                 self.constants.difference_update(node.output)
@@ -80,8 +80,7 @@ class _Cutter:
     def stretches(self) -> list[Stretch]:
         parts = self._parts()
         needs = [set().union(*map(reads, nodes)) for _, nodes in parts]
-        outputs = [value.name for value in self.graph.output]
-        later: list[set[str]] = [set(outputs)]
+        later: list[set[str]] = [set(self.prepared.outputs)]
         for need in reversed(needs[1:]):
             later.append(later[-1] | need)
         return [
@@ -154,7 +153,7 @@ class _Cutter:
         arrays = {name: weights[name].array() for name in sorted(used & weights.keys())}
         content, values = with_values(proto, arrays)
         options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
+        options.log_severity_level = 4  # what it would print of a failure is raised, too
         # Batches run side by side instead: so the bits do not depend on the number of threads.
         options.intra_op_num_threads = 1
         options.enable_cpu_mem_arena = False
@@ -183,6 +182,14 @@ class _Cutter:
 _ORT_NAMES = {
     name.lower(): code for name, code in TensorProto.DataType.items() if name != "UNDEFINED"
 }
+
+
+def _value(array: Array) -> Any:
+    """An array as ONNX Runtime takes it: of numpy's own types as it is."""
+    if array.dtype.isbuiltin == 1:
+        return array
+    code = TO_ONNX[info_of_array("", array).dtype.name]
+    return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, code)
 
 
 def _one_line(error: Exception) -> str:

@@ -1,7 +1,6 @@
 """Labelled inputs of a graph: compared with what it takes before any weight is read."""
 
 import os
-import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 from onnx import ValueInfoProto, helper
 
 from elsa_converters._errors import InvalidData
+from elsa_converters._numpy import read_numpy
 from elsa_converters._scores import CLASSES, agree, check_labels, check_outputs, classify, compare
 from elsa_converters.onnx._model.read import parse_model
 from elsa_format import InvalidOption
@@ -108,15 +108,10 @@ class Samples:
 
 def read_arrays(path: str | os.PathLike[str]) -> Arrays:
     """The arrays of a numpy archive, as `numpy.savez` writes it."""
-    where = os.fspath(path)
-    try:
-        found = np.load(path, allow_pickle=False)
-        if not isinstance(found, np.ndarray):
-            with found as archive:
-                return dict(archive)
-    except (ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:
-        raise InvalidData(f"{where}: is not a numpy archive (.npz): {error}") from None
-    raise InvalidData(f"{where}: is one array; write named ones with numpy.savez")
+    found = read_numpy(path)
+    if isinstance(found, np.ndarray):
+        raise InvalidData(f"{os.fspath(path)}: is one array; write named ones with numpy.savez")
+    return found
 
 
 def fit_samples(
@@ -231,6 +226,17 @@ def _check_input(array: NDArray[Any], value: ValueInfoProto, where: str) -> int 
             f"the graph takes [{', '.join(map(str, shown))}]"
         )
     return first[0]
+
+
+def takes(value: ValueInfoProto, array: NDArray[Any]) -> bool:
+    """Whether an array can be what an input is given, all of it at a time."""
+    kind = value.type.tensor_type.elem_type
+    if not kind or array.dtype != helper.tensor_dtype_to_np_dtype(kind):
+        return False
+    if not value.type.tensor_type.HasField("shape"):
+        return True
+    sizes = _sizes(value)
+    return array.ndim == len(sizes) and _fits(array.shape, sizes)
 
 
 def _fits(found: tuple[int, ...], sizes: list[int | None]) -> bool:

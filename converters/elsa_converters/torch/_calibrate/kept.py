@@ -47,6 +47,8 @@ def get(tree: Any) -> Any:
         if isinstance(leaf, Blank):
             return torch.zeros(leaf.shape, dtype=leaf.dtype, device=leaf.device)
         flat = torch.from_numpy(leaf.kept.get().copy())
+        if not flat.numel():  # which has no view of another type
+            return torch.empty(leaf.shape, dtype=leaf.dtype, device=leaf.device)
         return flat.view(leaf.dtype).reshape(leaf.shape).to(leaf.device)
 
     return _map(one, tree)

@@ -204,7 +204,9 @@ class _Alike:
     """Layers that no sample has called, although it has others that are like them: experts."""
 
     def __init__(self, model: nn.Module, named: Mapping[str, Held], order: Order) -> None:
-        self._linear = {id(m.weight): m for m in model.modules() if isinstance(m, nn.Linear)}
+        # Not `module.weight`: a parametrized one is computed, and may change the module.
+        linear = (m for m in model.modules() if isinstance(m, nn.Linear))
+        self._linear = {id(m._parameters.get("weight")): m for m in linear}
         self._matrices = {number: use for (number, m), use in order.uses.items() if m is not None}
         self._called: dict[str, list[tuple[str, Use]]] = {}
         for name, held in named.items():

@@ -14,6 +14,7 @@ from elsa_converters.torch._calibrate.decisions import Decisions
 from elsa_converters.torch._calibrate.layers import Held, Layers, Place, content
 from elsa_converters.torch._calibrate.network import Network, Run, one_thread, tensors_of
 from elsa_converters.torch._calibrate.samples import (
+    is_of_tokens,
     main_outputs,
     masks_of,
     moved,
@@ -62,6 +63,10 @@ class TorchModel(Model):
         if not self._samples:
             raise InvalidData("no batches: calibration needs samples")
         self.batches = [size_of(batch, at) for at, batch in enumerate(self._samples, 1)]
+        self.of_tokens = False
+        """Whether the outputs are a number for each token."""
+        self._named_logits: Classes | None = None
+        self._config = getattr(model, "config", None)
         self._padding, self.threads = padding, threads
         self.device = next((t.device for t in tensors_of(model)), torch.device("cpu"))
         with one_thread():
@@ -72,6 +77,7 @@ class TorchModel(Model):
         self.layers = Layers(model, named or held_by(model), self.network.order, wanted)
         self.stages = self.layers.stages
         self.classes = classes or self._named_logits
+        self.of_tokens = self.of_tokens and classes is None
         heads = [name for name, place in self.layers.places.items() if place.use.answer]
         self.head = heads[0] if heads and self.classes is not None else None
         self.store = Store(MAX_MEMORY if max_memory is None else max_memory)
@@ -90,7 +96,9 @@ class TorchModel(Model):
 
     def _check_outputs(self, output: Any, batch: int) -> None:
         if not batch:
-            self._named_logits = named_logits(output)
+            labels = getattr(self._config, "num_labels", None)
+            self.of_tokens = is_of_tokens(output, self._samples[batch], labels)
+            self._named_logits = None if self.of_tokens else named_logits(output)
         if not all(bool(tensor.isfinite().all()) for tensor in main_outputs(output)):
             raise InvalidData(f"batch {batch + 1}: the model's outputs are NaN or infinite")
 

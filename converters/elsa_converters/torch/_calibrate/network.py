@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from elsa_converters._errors import InvalidData
 from elsa_converters.torch._calibrate.calls import Call, Key, Matrices, Replaced, call_of, replace
 from elsa_converters.torch._calibrate.decisions import Decisions
-from elsa_converters.torch._calibrate.order import Order, order_of
-from elsa_format import InvalidOption
+from elsa_converters.torch._calibrate.order import Hidden, Order, order_of
+from elsa_format import ElsaError, InvalidOption
 
 
 class Stop(Exception):
@@ -72,6 +73,17 @@ class Network:
             self._now.run = None
 
     def _call(self, batch: Any) -> Any:
+        try:
+            return self._called(batch)
+        except (Stop, Hidden, ElsaError, MemoryError):
+            raise
+        except Exception as error:  # whatever a module raises for what does not fit
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            if isinstance(error, TypeError):
+                reason += "; a batch holds its arguments, and no labels"
+            raise InvalidData(f"the model cannot be called with a batch: {reason}") from error
+
+    def _called(self, batch: Any) -> Any:
         if isinstance(batch, Mapping):
             given = dict(batch)
             if "use_cache" in self._accepts:
@@ -118,6 +130,8 @@ class _Layers(TorchFunctionMode):
 
 def _twin(model: nn.Module) -> nn.Module:
     """A copy that shares all tensors, in evaluation mode; experts run one by one."""
+    if isinstance(model, torch.jit.ScriptModule):
+        raise InvalidOption("the model is TorchScript, which hides its layers; give the module")
     tensors = (*model.parameters(), *model.buffers())
     try:
         twin = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})

@@ -64,7 +64,7 @@ def order_of(model: nn.Module, run: Callable[[], Any]) -> Order:
     blocks = _blocks(model, run)
     try:
         return _traced(model, blocks, run)
-    except _Hidden:
+    except Hidden:
         return _traced(model, [model], run)
 
 
@@ -125,7 +125,7 @@ def _blocks(model: nn.Module, run: Callable[[], Any]) -> list[nn.Module]:
 # --- What needs what ------------------------------------------------------------------------------
 
 
-class _Hidden(Exception):
+class Hidden(Exception):
     """A tensor leaves a block in another way than as its output."""
 
 
@@ -235,7 +235,7 @@ class _Trace(TorchFunctionMode):
             if mark is None:
                 continue
             if mark.inside not in (None, self.block):
-                raise _Hidden
+                raise Hidden
             if mark.inside is None and self.block is not None:
                 self.order.needs[self.block] |= mark.blocks
             found = _union(found, mark)
@@ -243,7 +243,7 @@ class _Trace(TorchFunctionMode):
 
     def enter(self, block: int) -> None:
         if self.block is not None or block != self.next:
-            raise _Hidden
+            raise Hidden
         self.block = block
 
     def leave(self, block: int, output: Any) -> None:

@@ -71,6 +71,20 @@ def named_logits(output: Any) -> Literal["logits"] | None:
     return "logits" if isinstance(logits, Tensor) and logits.shape[-1] > 1 else None
 
 
+def is_of_tokens(output: Any, batch: Any, labels: int | None) -> bool:
+    """Whether a model gives a number for each token, as many as a batch has of them.
+
+    Args:
+        output: What it gives.
+        batch: What it is given.
+        labels: How many classes it knows.
+    """
+    found = main_outputs(output)[0]
+    tokens = (given for given in tensors_in(batch) if not given.is_floating_point())
+    same = any(given.shape == found.shape for given in tokens)
+    return same and found.ndim == 2 and found.shape[-1] != labels
+
+
 def main_outputs(output: Any) -> list[Tensor]:
     """The tensors of an output that are compared."""
     if isinstance(output, Mapping):
@@ -83,12 +97,14 @@ def main_outputs(output: Any) -> list[Tensor]:
     return found[:1] if isinstance(output, Mapping) else found
 
 
-def rows_of(output: Any, masks: Sequence[Tensor]) -> list[NDArray[Any]]:
+def rows_of(output: Any, masks: Sequence[Tensor], of_tokens: bool = False) -> list[NDArray[Any]]:
     """The outputs as (items, features), float32, none of padding."""
     found = []
     for tensor in main_outputs(output):
         if tensor.ndim > 3:
             tensor = tensor.movedim(1, -1)
+        elif of_tokens and tensor.ndim == 2:
+            tensor = tensor[..., None]
         rows = tensor.reshape(-1, tensor.shape[-1] if tensor.ndim > 1 else 1)
         real = _real(tensor.shape[:-1], masks) if tensor.ndim > 1 else None
         if real is not None:

@@ -117,7 +117,8 @@ class TorchWalk(Walk):
             mine = chosen[(chosen >= start) & (chosen < start + len(places))] - start
             start += len(places)
             columns = call.columns(places[torch.from_numpy(mine).to(places.device)])
-            parts.append(columns.reshape(len(mine), layer.groups, layer.columns).float().cpu())
+            columns = columns.detach().reshape(len(mine), layer.groups, layer.columns)
+            parts.append(columns.float().cpu())
         if not parts:
             return np.zeros((0, layer.groups, layer.columns), np.float32)
         array = np.asarray(torch.cat(parts).numpy())
@@ -167,7 +168,7 @@ class TorchWalk(Walk):
 
         def of(batch: int) -> list[Array]:
             output = self._run(batch, Run(), others)
-            return rows_of(output, self._model.masks(batch))
+            return rows_of(output, self._model.masks(batch), self._model.of_tokens)
 
         return self._each(of, lambda found: sum(array.nbytes for array in found) > LARGE)
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from elsa_converters._errors import InvalidData
+from elsa_converters._numpy import read_numpy
 from elsa_converters.transformers._calibrate.text import Text, find_texts, read_texts
 from elsa_converters.transformers._calibrate.tokens import tokenize
 from elsa_format import InvalidOption
@@ -62,22 +63,17 @@ def _arrays(given: str | os.PathLike[str]) -> Mapping[str, Array] | None:
     """The arrays of a file, or of .npy files in a directory, if they are that; "" is the first."""
     path = Path(given)
     if path.is_dir():
-        files = sorted(path.glob("*.npy"))
-        return {file.stem: _load(file) for file in files} or None
-    if path.suffix == ".npy":
-        return {"": _load(path)}
-    if path.suffix != ".npz":
-        return None
-    found = _load(path)
-    with found:
-        return {name: found[name] for name in found.files}
+        named: dict[str, Array] = {}
+        for file in sorted(path.glob("*.npy")):
+            named |= _named(file, file.stem)
+        return named or None
+    return _named(path, "") if path.suffix in (".npy", ".npz") else None
 
 
-def _load(path: Path) -> Any:
-    try:
-        return np.load(path, allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise InvalidData(f"{path}: is no file of numpy: {error}") from None
+def _named(path: Path, name: str) -> Mapping[str, Array]:
+    """The arrays of an archive, or an array under this name."""
+    found = read_numpy(path)
+    return {name: found} if isinstance(found, np.ndarray) else found
 
 
 def _cut(arrays: Mapping[str, Array], model: nn.Module, limit: int | None) -> list[Any]:
@@ -108,4 +104,6 @@ def _tensor(name: str, array: Array, dtype: torch.dtype) -> Tensor:
         if np.isnan(array).any():
             raise InvalidData(f"samples: array {name!r} holds NaN")
         return torch.from_numpy(array.astype(np.float32)).to(dtype)
+    if array.dtype.kind not in "iub":
+        raise InvalidData(f"samples: array {name!r} is {array.dtype}, expected real numbers")
     return torch.from_numpy(array)

@@ -37,7 +37,8 @@ def tokenize(
     tokenizer.padding_side = tokenizer.truncation_side = "right"
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
-    longest = getattr(config, "max_position_embeddings", None) or length
+    most = getattr(config, "max_position_embeddings", None) or 0  # -1 stands for any number
+    longest = most if most > 0 else length
     words = getattr(config, "vocab_size", None)
 
     def encode(texts: Sequence[str]) -> dict[str, Tensor]:

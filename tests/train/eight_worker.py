@@ -1,4 +1,4 @@
-"""What test_joint_devices runs with eight devices: joint training, whole and resumed, and split."""
+"""What test_eight_devices runs: rules and joint training, whole and resumed, and split."""
 
 import json
 import sys
@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from internals import Checkpoints, _run, flatten, train
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from test_joint import WORDS
+from test_rules import run_and_resume
 
 import elsa_format
 from elsa_train import Joint, Network, Schedule, Scope, masked, nest, parse_levels, write_file
@@ -122,6 +123,7 @@ def main(folder):
     found = {
         "runs": {scope: run(folder / scope, scope) for scope in LEVELS},
         "in two": run_in_two(folder / "two", "global"),
+        "rules": run_and_resume(folder, ["gmp", "rigl"]),
         "split": {
             scope: {name: split(folder, scope, spec) for name, spec in splits.items()}
             for scope in LEVELS

@@ -1,4 +1,4 @@
-"""Joint training over eight devices, by the command and in a loop of one's own."""
+"""Rules and joint training over eight devices, by the command and in a loop of one's own."""
 
 import json
 import math
@@ -9,17 +9,18 @@ from pathlib import Path
 
 import pytest
 from conftest import environment
-from joint_worker import LEVELS
+from eight_worker import LEVELS
+from test_rules import check_resumed
 
 import elsa_format
 from elsa_train import parse_levels
 
-WORKER = Path(__file__).with_name("joint_worker.py")
+WORKER = Path(__file__).with_name("eight_worker.py")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("joint")
+    return tmp_path_factory.mktemp("eight")
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,7 @@ def eight(folder):
         env=environment(8),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
     assert run.returncode == 0, run.stderr
     return json.loads((folder / "found.json").read_text())
@@ -58,6 +59,10 @@ def test_a_resumed_run_gives_the_same_bytes(eight, folder):
     assert eight["in two"] == [130, 0]
     one, two = (folder / name / "seed-0" / "model.safetensors" for name in ("global", "two"))
     assert one.read_bytes() == two.read_bytes()
+
+
+def test_a_resumed_run_of_levels_one_by_one_does_too(eight, folder):
+    check_resumed(folder, eight["rules"])
 
 
 @pytest.mark.parametrize("scope", LEVELS)
