@@ -10,6 +10,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#if defined(_WIN32)
+#define ELSA_EXPORTED __declspec(dllexport)
+#else
+#define ELSA_EXPORTED __attribute__((visibility("default")))
+#endif
+
 enum {
     ELSA_MOST_COLUMNS = 1 << 16, /* of a row of weights: indices have 16 bits */
     ELSA_MOST_KERNEL = 32,       /* rows and columns: a chunk of one channel fits, see plan.c */

@@ -388,14 +388,8 @@ static const operator_ OPERATORS_[] = {
     OPERATORS("NMMatMul", NM),
 };
 
-#if defined(_WIN32)
-#define EXPORTED __declspec(dllexport)
-#else
-#define EXPORTED __attribute__((visibility("default")))
-#endif
-
-EXPORTED ort_status *RegisterCustomOps(ort_options *, const ort_base *);
-EXPORTED const char *elsa_sparse_isa(void);
+ELSA_EXPORTED ort_status *RegisterCustomOps(ort_options *, const ort_base *);
+ELSA_EXPORTED const char *elsa_sparse_isa(void);
 
 const char *elsa_sparse_isa(void)
 {
