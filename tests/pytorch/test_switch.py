@@ -146,13 +146,13 @@ def test_a_file_replaced_while_it_is_opened(
 
     plain = module.packed_weights
 
-    def replaced(file: elsa_format.File) -> object:
+    def replaced(file: elsa_format.File, *rest: object) -> object:
         if in_place:
             path.write_bytes(other.read_bytes())
             os.utime(path, ns=(0, 0))
         else:
             os.replace(other, path)
-        return plain(file)
+        return plain(file, *rest)
 
     monkeypatch.setattr(module, "packed_weights", replaced)
     net = random_net(seed=1)

@@ -10,6 +10,7 @@ from elsa_converters._errors import InvalidData
 from elsa_converters.torch._calibrate.open import calibrate, calibration
 from elsa_converters.torch._checkpoint import TorchCheckpoint
 from elsa_converters.torch._evaluate import evaluate
+from elsa_converters.torch._fast.sparsify import sparsify
 from elsa_converters.torch._levels import Levels, attach
 from elsa_converters.torch._load import Unmatched, load_level, state_dict, unwrapped
 from elsa_converters.torch._tensors import arrays, without_aliases
@@ -25,6 +26,7 @@ __all__ = [
     "calibration",
     "evaluate",
     "load_level",
+    "sparsify",
     "state_dict",
     "unwrapped",
     "without_aliases",

@@ -1,7 +1,8 @@
 """Switch a module that runs from level to level, in the memory it has."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from fractions import Fraction
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -10,12 +11,18 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import elsa_format
+from elsa_converters.sparse._choice import Fast, check_fast
+from elsa_converters.torch._fast.layers import FastLayer
+from elsa_converters.torch._fast.levels import SparseLayers, sparse_layers
+from elsa_converters.torch._fast.sparsify import has_library, layers_of, sparsify
 from elsa_converters.torch._load import (
+    Pair,
     changed,
     is_plain,
     level_of,
-    load_level,
+    load_pairs,
     match,
+    named_as,
     tensors_of,
 )
 from elsa_converters.torch._tensors import (
@@ -129,31 +136,76 @@ class Levels:
         *,
         strict: bool = True,
         verify: bool = True,
+        fast: Fast = False,
+        keep_dense: bool = True,
     ) -> None:
+        self._fast, wanted = fast, check_fast(fast)
         self.file = elsa_format.open(source, verify=verify)
         try:
             refuse_one_level(self.file)
-            load_level(model, self.file, level, strict=strict)
+            number = level_of(self.file, level)
             pairs, self.unmatched = match(model, self.file, strict=strict)
             """Names that only the model or only the file has."""
-            self._weights = packed_weights(self.file)
+            self._sparse: SparseLayers | None = None
+            if wanted is not False and not keep_dense and has_library():
+                self._sparse = self._without_dense(model, pairs, wanted)
+            straight = self._sparse.layers if self._sparse else {}
+            load_pairs(model, self.file, number, [p for p in pairs if p.stored not in straight])
+            if self._sparse:
+                self._sparse.read(number)()
+                model.requires_grad_(False)
+            elif wanted is not False:
+                sparsify(model, fast)
+            self._weights = packed_weights(self.file, straight)
         except BaseException:
             self.file.close()
             raise
         changing = self._weights.keys() | set(self.file.per_level)
+        changing -= straight.keys()
         self._model, self._closed = model, False
         self._held = {pair.held: pair.stored for pair in pairs if pair.stored in changing}
-        self.level: LevelNumber = level_of(self.file, level)
+        self.level: LevelNumber = number
         """The level the module is at: its number, or "dense"."""
 
-    def use(self, level: LevelLike) -> None:
+    def _without_dense(
+        self, model: nn.Module, pairs: Sequence[Pair], wanted: bool | Fraction
+    ) -> SparseLayers:
+        """The layers whose nested weights are read straight into packed form."""
+        able = sparse_layers(named_as(model, self.file.network.tensors.keys()))
+        layers = {
+            pair.stored: able[pair.held]
+            for pair in pairs
+            if pair.stored in self.file.profile.nested and pair.held in able
+        }
+        return SparseLayers(layers, self._read, wanted)
+
+    def _read(self, name: str, level: LevelNumber) -> Tensor:
+        info = self.file.network.tensors[name]
+        with torch.inference_mode(False):
+            tensor = torch.empty(info.shape, dtype=torch_dtype(info, self.file.path))
+        read_into(self.file, name, level, tensor)
+        return tensor
+
+    def use(self, level: LevelLike, *, fast: Fast | None = None) -> None:
         """Switch the module to a level: its nested and per-level tensors are written anew.
 
-        If the counts of a nested tensor are not the file's, the module stays at its level.
+        If the counts of a nested tensor are not the file's, the module stays at its level. Fast
+        layers are packed anew, but for those that the level leaves as they are.
+
+        Args:
+            level: The level's number, its name, or "dense".
+            fast: Which layers skip their zeros from now on, as `sparsify` takes it; None leaves
+                that as it was.
         """
         if self._closed:
             raise ValueError(f"{self.file.path}: is closed")
         number = level_of(self.file, level)
+        if fast is not None:
+            wanted = check_fast(fast)
+            if self._sparse:
+                self._sparse.wanted = wanted
+            self._fast = fast
+        unchanged = self._unchanged(number)
         packed, varying = [], []
         for held, tensor in self._tensors().items():  # read first: a failure writes nothing
             name = self._held[held]
@@ -164,10 +216,32 @@ class Levels:
             else:
                 varying.append((tensor, torch.empty(tensor.shape, dtype=dtype)))
                 read_into(self.file, name, number, varying[-1][1])
+        show_sparse = self._sparse.read(number) if self._sparse else None
         show(packed, self.file.bits, number, self.file.path, before=self.level)
         for tensor, variant in varying:
             tensor.detach().copy_(variant)
+        if show_sparse is not None:
+            show_sparse()
+        elif self._fast is not False or fast is not None:
+            for layer in unchanged:
+                layer.note_current()
+            sparsify(self._model, self._fast)
         self.level = number
+
+    def _unchanged(self, level: LevelNumber) -> list[FastLayer]:
+        """Layers whose packed weights are those of the level, too: it adds none to them."""
+        if level == "dense" or self.level == "dense":
+            return []
+        layers = {f"{name}.weight": module for name, module in layers_of(self._model).items()}
+        nested, before = self.file.profile.nested, self.level
+        found = []
+        for held, name in self._held.items():
+            layer = layers.get(held)
+            if name in nested and isinstance(layer, FastLayer) and layer.is_current():
+                counts = nested[name]
+                if counts[level - 1] == counts[before - 1]:
+                    found.append(layer)
+        return found
 
     def _tensors(self) -> dict[str, Tensor]:
         """The module's tensors that change, which may be others than when it was attached."""
@@ -215,12 +289,24 @@ def attach(
     *,
     strict: bool = True,
     verify: bool = True,
+    fast: Fast = False,
+    keep_dense: bool = True,
 ) -> Levels:
     """Load a level into a module as `load_level` does, and be ready to switch to others.
 
     A switch writes to the memory the module has, so compiled graphs, tied weights and optimizers
     keep theirs. The packed words stay in the file, which is mapped: they take no memory of their
     own, unless they come from a URL.
+
+    Args:
+        model: The module, changed in place; on the meta device, it gets memory.
+        source: An ELSA file, a shard index, a model directory or a URL.
+        level: The level to begin with.
+        strict: Whether names that only one side has are refused.
+        verify: Whether checksums are compared.
+        fast: Which layers skip their zeros, as `sparsify` takes it, at each level anew.
+        keep_dense: Whether fast layers keep their dense weights in memory, too. Without them, the
+            levels of nested weights are read straight into packed form, and nothing can be trained.
 
     >>> model = torch.nn.Linear(100, 100)
     >>> elsa_format.pack(model.state_dict(), "attached.safetensors", sparsities=[90, 50]).nested
@@ -232,7 +318,9 @@ def attach(
     >>> int((model.weight != 0).sum()), levels.level
     (5000, 2)
     """
-    return Levels(model, source, level, strict=strict, verify=verify)
+    return Levels(
+        model, source, level, strict=strict, verify=verify, fast=fast, keep_dense=keep_dense
+    )
 
 
 def refuse_one_level(file: File) -> None:
@@ -243,10 +331,10 @@ def refuse_one_level(file: File) -> None:
         )
 
 
-def packed_weights(file: File) -> Mapping[str, NDArray[Any]]:
+def packed_weights(file: File, without: Collection[str] = ()) -> Mapping[str, NDArray[Any]]:
     """The nested tensors as the file holds them, counters included: mapped if it is a local one."""
     weights: dict[str, NDArray[Any]] = {}
-    for name in file.profile.nested:
+    for name in file.profile.nested.keys() - set(without):
         stored = file.network.mapped(name)
         if stored is None:
             weights[name] = file.tensor(name).reshape(-1)

@@ -1,7 +1,7 @@
 """A level as a state dict, or straight into a module's own memory."""
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -95,28 +95,33 @@ def load_level(
     with opened(source, verify=verify) as file:
         number = level_of(file, level)
         pairs, unmatched = match(model, file, strict=strict)
-        tensors = file.network.tensors
-        fresh = {  # made here: what threads allocate is not used again
-            id(tensor): torch.empty(tensor.shape, dtype=torch_dtype(tensors[name], file.path))
-            for name, _, tensor in pairs
-            if tensor.is_meta
-        }
+        load_pairs(model, file, number, pairs)
+    return unmatched
 
-        def load_one(pair: Pair) -> None:
-            dtype = torch_dtype(tensors[pair.stored], file.path)
-            tensor = fresh.get(id(pair.tensor), pair.tensor)
-            if is_plain(tensor, dtype):
-                read_into(file, pair.stored, number, tensor)
-            else:
-                read = torch.empty(tensor.shape, dtype=dtype)
-                read_into(file, pair.stored, number, read)
-                tensor.detach().copy_(read)
 
-        largest_first = sorted(pairs, key=lambda pair: -tensors[pair.stored].nbytes)
-        run(load_one, largest_first, file.data_size)
+def load_pairs(model: nn.Module, file: File, level: LevelNumber, pairs: Sequence[Pair]) -> None:
+    """Load tensors of a level into those of the model."""
+    tensors = file.network.tensors
+    fresh = {  # made here: what threads allocate is not used again
+        id(tensor): torch.empty(tensor.shape, dtype=torch_dtype(tensors[name], file.path))
+        for name, _, tensor in pairs
+        if tensor.is_meta
+    }
+
+    def load_one(pair: Pair) -> None:
+        dtype = torch_dtype(tensors[pair.stored], file.path)
+        tensor = fresh.get(id(pair.tensor), pair.tensor)
+        if is_plain(tensor, dtype):
+            read_into(file, pair.stored, level, tensor)
+        else:
+            read = torch.empty(tensor.shape, dtype=dtype)
+            read_into(file, pair.stored, level, read)
+            tensor.detach().copy_(read)
+
+    largest_first = sorted(pairs, key=lambda pair: -tensors[pair.stored].nbytes)
+    run(load_one, largest_first, file.data_size)
     _replace(model, fresh)
     changed(pair.tensor for pair in pairs if not pair.tensor.is_meta)
-    return unmatched
 
 
 def level_of(file: File, level: LevelLike) -> LevelNumber:
@@ -129,12 +134,12 @@ def tensors_of(model: nn.Module, stored: Collection[str]) -> dict[str, Tensor]:
 
     What was saved of a wrapped model has names like `module.layer.weight`.
     """
-    named = _named_as(model, stored).state_dict(keep_vars=True)
+    named = named_as(model, stored).state_dict(keep_vars=True)
     # Not the extra state of a module.
     return {name: tensor for name, tensor in named.items() if isinstance(tensor, Tensor)}
 
 
-def _named_as(model: nn.Module, stored: Collection[str]) -> nn.Module:
+def named_as(model: nn.Module, stored: Collection[str]) -> nn.Module:
     """The model, or what its wrappers hold, whichever has the names of the file."""
     inner = unwrapped(model)
     if inner is model or inner.state_dict().keys() & stored:
@@ -183,7 +188,7 @@ def match(model: nn.Module, file: File, *, strict: bool) -> tuple[list[Pair], Un
         pairs.append(Pair(first, held, tensors[held]))
     unmatched = Unmatched(missing, [name for name in stored if name not in tensors])
     if strict:
-        _refuse_difference(_named_as(model, stored.keys()), file, unmatched)
+        _refuse_difference(named_as(model, stored.keys()), file, unmatched)
     return pairs, unmatched
 
 

@@ -10,30 +10,11 @@ from elsa_converters.onnx._fast.layers import Layer
 from elsa_converters.onnx._fast.rewrite import prepare, use_sparse
 from elsa_converters.onnx._fast.timing import example_inputs, new_session, shortest_times
 from elsa_converters.onnx._graph.walk import Arrays
-from elsa_converters.onnx_sparse import find_library
-from elsa_format import InfeasibleLevels, InvalidOption
-from elsa_format.levels import Sparsity, zeros_of
+from elsa_converters.sparse import find_library
+from elsa_converters.sparse._choice import SPARSITY, WORTH
 
-Fast = bool | Sparsity
-"""True: the layers that are faster here; else those of at least this sparsity, or none."""
-SPARSITY = 0.7
-"""Zeros from which layers are usually faster; it is one of those that are measured."""
 THRESHOLDS = (0.3, 0.5, SPARSITY, 0.85)
 """Sparsities from which layers are tried: more of them may win, even where they gain little."""
-WORTH = 0.98
-"""Of the dense network's time; what is not faster than this stays dense."""
-
-
-def check_fast(fast: Fast) -> bool | Fraction:
-    """True (measure), False, or the fraction of zeros from which layers are computed sparsely."""
-    if isinstance(fast, bool):
-        return fast
-    try:
-        return zeros_of(fast)
-    except InfeasibleLevels as error:
-        raise InvalidOption(
-            f"fast={fast!r}: expected True, False, or a sparsity: {error}"
-        ) from None
 
 
 def accelerate(

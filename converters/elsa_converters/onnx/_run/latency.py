@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from elsa_converters.onnx._fast.pick import Fast, accelerate, check_fast, refuse_unmeasurable
+from elsa_converters.onnx._fast.pick import accelerate, refuse_unmeasurable
 from elsa_converters.onnx._fast.timing import (
     check_threads,
     example_inputs,
@@ -12,6 +12,7 @@ from elsa_converters.onnx._fast.timing import (
     shortest_times,
 )
 from elsa_converters.onnx._level.read import Template, open_level
+from elsa_converters.sparse._choice import Fast, check_fast
 from elsa_format import NoSuchLevel
 from elsa_format.plugins import LevelChoice, LevelNumber, Source, open_network
 

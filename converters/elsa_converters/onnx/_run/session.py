@@ -12,12 +12,13 @@ import onnxruntime
 from onnx import load_model
 
 from elsa_converters._errors import InvalidOnnx, MissingOperators
-from elsa_converters.onnx._fast.pick import Fast, accelerate, check_fast
+from elsa_converters.onnx._fast.pick import accelerate
 from elsa_converters.onnx._level.read import Template, open_level
 from elsa_converters.onnx._model.read import LEVELS_KEY
 from elsa_converters.onnx._model.write import with_values
 from elsa_converters.onnx._write.all_levels import LEVEL
-from elsa_converters.onnx_sparse import find_library
+from elsa_converters.sparse import find_library
+from elsa_converters.sparse._choice import Fast, check_fast
 from elsa_format.plugins import LevelLike, LevelNumber, Source, find_level
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 
 from elsa_converters._errors import MisplacedOutput
-from elsa_converters.onnx._fast.pick import Fast, accelerate, check_fast
+from elsa_converters.onnx._fast.pick import accelerate
 from elsa_converters.onnx._fast.timing import check_threads
 from elsa_converters.onnx._graph.simplify import fold_batch_norm
 from elsa_converters.onnx._graph.walk import Arrays, remove_named
@@ -21,6 +21,7 @@ from elsa_converters.onnx._model.read import LEVEL_KEY, drop_metadata
 from elsa_converters.onnx._model.sparse import coordinates, is_smaller_sparse
 from elsa_converters.onnx._model.write import LARGEST_FILE, Entry, ModelWriter, model_size
 from elsa_converters.onnx._write.places import location_of
+from elsa_converters.sparse._choice import Fast, check_fast
 from elsa_format import InvalidOption, NoSuchLevel
 from elsa_format.levels import Sparsity
 from elsa_format.plugins import (

@@ -9,6 +9,7 @@
 typedef struct {
     int64_t key[2]; /* tells it from the same layer's others */
     bool transposed;
+    int64_t vectors; /* in a block; 0 to choose what suits the columns */
     int64_t columns, length, pitch, width, area; /* as in elsa_plan */
     int64_t phases[2]; /* planes that a channel is split into by the strides */
     int64_t taps[2];   /* rows and columns of the kernel in one of them */
@@ -17,9 +18,9 @@ typedef struct {
 elsa_plan *elsa_planned(elsa_layer *, const elsa_geometry *, bool *kept);
 void elsa_unplan(elsa_plan *);
 
-/* Run it; sum and y begin at the output's first column. What is wrong, or NULL. */
-const char *elsa_multiply(elsa_layer *, const elsa_plan *, const elsa_host *, const float *x,
-                          const float *sum, float *y);
+/* Run it for so many columns; sum and y begin at the output's first one. What is wrong, or NULL. */
+const char *elsa_multiply(elsa_layer *, const elsa_plan *, const elsa_host *, int64_t columns,
+                          const float *x, const float *sum, float *y);
 
 /* How many tasks are worth it for so many multiplications. */
 size_t elsa_tasks(double work);

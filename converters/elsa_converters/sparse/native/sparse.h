@@ -1,6 +1,6 @@
 /* Layers with sparse weights: y = relu(w x + bias + sum), as a matrix product or a convolution.
  *
- * Nothing in here knows ONNX Runtime; ops.c brings the two together. A layer does not change after
+ * Nothing in here knows a runtime; a folder of its own brings each of them together with it. A layer does not change after
  * it was checked, so that any number of threads may run it at once. */
 #ifndef ELSA_SPARSE_H
 #define ELSA_SPARSE_H
@@ -10,11 +10,18 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#if defined(_WIN32)
+#define ELSA_EXPORTED __declspec(dllexport)
+#else
+#define ELSA_EXPORTED __attribute__((visibility("default")))
+#endif
+
 enum {
     ELSA_MOST_COLUMNS = 1 << 16, /* of a row of weights: indices have 16 bits */
     ELSA_MOST_KERNEL = 32,       /* rows and columns: a chunk of one channel fits, see plan.c */
     ELSA_MOST_EXTENT = 1 << 16,  /* of strides and pads */
-    ELSA_SHAPES = 4,             /* input shapes a layer is prepared for; others cost time */
+    ELSA_SHAPES = 4,             /* a convolution's input shapes, or a product's block widths, a layer is
+                                  * prepared for; other shapes cost time, other widths there are none */
 };
 
 /* Where memory and threads come from. */
@@ -33,6 +40,7 @@ typedef struct elsa_plan elsa_plan;
  * in codes, the first in the lowest bits: 2 bits each for m = 4, 4 bits each for m = 8. */
 typedef struct {
     int64_t outputs, channels;
+    int64_t pitch; /* floats from one row of a product's input to the next; 0: they are next to each other */
     int64_t kernel[2], stride[2], pad[4]; /* pads: top, left, bottom, right */
     const int32_t *starts;
     const uint16_t *columns;
@@ -50,7 +58,7 @@ typedef struct {
 const char *elsa_check(const elsa_layer *layer, int64_t starts, int64_t columns, int64_t codes,
                        int64_t biases);
 
-/* Rows of `columns` numbers each; sum and y have `outputs` in a row. sum may be NULL. What is wrong, or NULL. */
+/* Rows of `channels` numbers each; sum and y have `outputs` in a row. sum may be NULL. What is wrong, or NULL. */
 const char *elsa_matmul(elsa_layer *, const elsa_host *, const float *x, int64_t rows,
                         const float *sum, float *y);
 
@@ -69,6 +77,11 @@ const char *elsa_isa(void);
 static inline int64_t elsa_columns(const elsa_layer *layer)
 {
     return layer->channels * layer->kernel[0] * layer->kernel[1];
+}
+
+static inline int64_t elsa_pitch(const elsa_layer *layer)
+{
+    return layer->pitch ? layer->pitch : elsa_columns(layer);
 }
 
 static inline int64_t elsa_smaller(int64_t a, int64_t b)

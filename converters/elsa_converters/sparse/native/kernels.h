@@ -9,7 +9,7 @@ typedef struct {
     const elsa_layer *layer;
     const float *x, *sum;
     float *y;
-    int64_t rows;     /* of x, one vector each */
+    int64_t rows, pitch; /* of x, one vector each */
     const float *wide; /* n:m: x, spread where the kernel wants it so */
     size_t tasks;
 } elsa_gemv;
@@ -17,7 +17,7 @@ typedef struct {
 /* Weights times a matrix of many columns.
  *
  * The input is a number of planes, each with `length` columns at x + plane * length, or, transposed,
- * columns at x + column * planes. A task takes a block of columns and some rows of weights. It walks
+ * columns at x + column * pitch. A task takes a block of columns and some rows of weights. It walks
  * over the planes in chunks that fit the first-level cache: packs a window of each plane, then adds up
  * what each row has in the chunk. */
 typedef struct {
@@ -26,6 +26,8 @@ typedef struct {
     const elsa_host *host;
     const float *x, *sum;
     float *y;
+    int64_t columns; /* of the output, with the gaps between rows of a picture */
+    int64_t pitch;   /* of the input, transposed */
     size_t row_parts, blocks;
     atomic_bool failed; /* no memory */
 } elsa_spmm;
@@ -33,7 +35,6 @@ typedef struct {
 struct elsa_plan {
     int64_t key[2];
     bool transposed;  /* x and y have the columns outermost */
-    int64_t columns;  /* of the output, with the gaps between rows of a picture */
     int64_t length;   /* of an input plane */
     int64_t planes;
     int64_t pitch, width; /* a picture's row in the input planes, and in the output */
@@ -43,6 +44,7 @@ struct elsa_plan {
     int64_t chunks, chunk; /* chunks of so many planes */
     int32_t *parts;    /* [chunks + 1][outputs]: where in the values a row's part of a chunk begins */
     uint16_t *offsets; /* of each value's input in the packed chunk */
+    int shift;         /* without offsets: an input begins at (column - the chunk's first) << shift */
 };
 
 typedef struct {

@@ -1,8 +1,8 @@
 /* The operators elsa.SparseMatMul, SparseConv and NMMatMul, with Add and Relu in their names where they
  * add another input and end in a ReLU, for ONNX Runtime's register_custom_ops_library. Their definition in
- * stock operators is in each model, as functions of the same names: see ../_functions.py. */
+ * stock operators is in each model, as functions of the same names: see onnx/_fast/functions.py. */
 #include "ort_api.h"
-#include "sparse.h"
+#include "../sparse.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -388,14 +388,8 @@ static const operator_ OPERATORS_[] = {
     OPERATORS("NMMatMul", NM),
 };
 
-#if defined(_WIN32)
-#define EXPORTED __declspec(dllexport)
-#else
-#define EXPORTED __attribute__((visibility("default")))
-#endif
-
-EXPORTED ort_status *RegisterCustomOps(ort_options *, const ort_base *);
-EXPORTED const char *elsa_sparse_isa(void);
+ELSA_EXPORTED ort_status *RegisterCustomOps(ort_options *, const ort_base *);
+ELSA_EXPORTED const char *elsa_sparse_isa(void);
 
 const char *elsa_sparse_isa(void)
 {

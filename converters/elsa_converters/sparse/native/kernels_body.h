@@ -97,13 +97,13 @@ TARGET static void NAME(gemv)(void *data, size_t task)
 {
     const elsa_gemv *g = data;
     const elsa_layer *layer = g->layer;
-    int64_t outputs = layer->outputs, width = elsa_columns(layer);
+    int64_t outputs = layer->outputs;
     int64_t last = elsa_share(outputs, task + 1, g->tasks);
     for (int64_t r = elsa_share(outputs, task, g->tasks); r < last; r++) {
         int64_t start = layer->starts[r], count = layer->starts[r + 1] - start;
         const VALUE *values = (const VALUE *)layer->values + start;
         for (int64_t j = 0; j < g->rows; j++) {
-            const float *x = g->x + j * width;
+            const float *x = g->x + j * g->pitch;
             float s = layer->count > CACHED
                           ? NAME(dot)(values, layer->columns + start, count, x, true)
                           : NAME(dot)(values, layer->columns + start, count, x, false);
@@ -187,7 +187,7 @@ TARGET static void NAME(nm)(void *data, size_t task)
     const elsa_gemv *g = data;
     const elsa_layer *layer = g->layer;
     int64_t outputs = layer->outputs, width = elsa_columns(layer), n = layer->n, m = layer->m;
-    int64_t count = width / m * n, bits = m == 4 ? 2 : 4, stride = PERMUTES ? width : width * n;
+    int64_t count = width / m * n, bits = m == 4 ? 2 : 4, stride = PERMUTES ? g->pitch : width * n;
     int64_t last = elsa_share(outputs, task + 1, g->tasks);
     for (int64_t r = elsa_share(outputs, task, g->tasks); r < last; r++) {
         const VALUE *values = (const VALUE *)layer->values + r * count;
@@ -228,20 +228,20 @@ TARGET static void NAME(pack)(const elsa_spmm *s, int64_t chunk, int64_t start, 
     const elsa_plan *p = s->plan;
     int64_t first = chunk * p->chunk, last = elsa_smaller(first + p->chunk, p->planes);
     if (p->transposed) {
-        int64_t there = elsa_smaller(columns, p->columns - start), j = 0;
+        int64_t there = elsa_smaller(columns, s->columns - start), j = 0;
         for (; j + 4 <= there; j += 4) {
-            const float *x = s->x + (start + j) * p->planes;
+            const float *x = s->x + (start + j) * s->pitch;
             float *to = packed + j;
             for (int64_t c = first; c < last; c++, to += p->segment) {
                 typedef float four __attribute__((vector_size(16), aligned(4), may_alias));
-                *(four *)to = (four){x[c], x[p->planes + c], x[2 * p->planes + c],
-                                     x[3 * p->planes + c]};
+                *(four *)to = (four){x[c], x[s->pitch + c], x[2 * s->pitch + c],
+                                     x[3 * s->pitch + c]};
             }
         }
         for (; j < columns; j++) {
             float *to = packed + j;
             for (int64_t c = first; c < last; c++, to += p->segment)
-                *to = j < there ? s->x[(start + j) * p->planes + c] : 0;
+                *to = j < there ? s->x[(start + j) * s->pitch + c] : 0;
         }
         return;
     }
@@ -258,8 +258,8 @@ TARGET static void NAME(pack)(const elsa_spmm *s, int64_t chunk, int64_t start, 
 
 /* Add to a row's accumulators what its values from `i` to `end` contribute. Two sets of them where
  * there are registers: else a value would wait for the one before. */
-TARGET INLINE void NAME(add_row)(const int vectors, int64_t i, int64_t end, const uint16_t *offsets,
-                                 const VALUE *values, const float *packed, VEC *a)
+TARGET INLINE void NAME(add_row)(const int vectors, int64_t i, int64_t end, const uint16_t *places,
+                                 const int shift, const VALUE *values, const float *packed, VEC *a)
 {
     if (vectors <= PAIRED) {
         VEC b[MOST];
@@ -267,7 +267,8 @@ TARGET INLINE void NAME(add_row)(const int vectors, int64_t i, int64_t end, cons
         for (int v = 0; v < vectors; v++)
             b[v] = (VEC){0};
         for (; i + 2 <= end; i += 2) {
-            const float *x = packed + offsets[i], *z = packed + offsets[i + 1];
+            const float *x = packed + ((size_t)places[i] << shift);
+            const float *z = packed + ((size_t)places[i + 1] << shift);
             float w = NAME(number)(values, i), u = NAME(number)(values, i + 1);
             UNROLLED
             for (int v = 0; v < vectors; v++) {
@@ -280,7 +281,7 @@ TARGET INLINE void NAME(add_row)(const int vectors, int64_t i, int64_t end, cons
             a[v] += b[v];
     }
     for (; i < end; i++) {
-        const float *x = packed + offsets[i];
+        const float *x = packed + ((size_t)places[i] << shift);
         float w = NAME(number)(values, i);
         UNROLLED
         for (int v = 0; v < vectors; v++)
@@ -294,9 +295,9 @@ TARGET static void NAME(finish)(const elsa_spmm *s, int64_t r, int64_t start, in
 {
     const elsa_plan *p = s->plan;
     bool relu = s->layer->relu;
-    int64_t end = elsa_smaller(start + columns, p->columns);
+    int64_t end = elsa_smaller(start + columns, s->columns);
     bool gaps = p->pitch != p->width;
-    int64_t pitch = gaps ? p->pitch : p->columns, width = gaps ? p->width : p->columns;
+    int64_t pitch = gaps ? p->pitch : s->columns, width = gaps ? p->width : s->columns;
     float *y = s->y + r * p->area;
     const float *sum = s->sum ? s->sum + r * p->area : NULL;
     for (int64_t at = start; at < end;) {
@@ -327,7 +328,7 @@ TARGET static void NAME(finish_transposed)(const elsa_spmm *s, int64_t r, int64_
                                            int64_t start, int64_t columns, const float *rows,
                                            int64_t stride)
 {
-    int64_t there = elsa_smaller(columns, s->plan->columns - start), outputs = s->layer->outputs;
+    int64_t there = elsa_smaller(columns, s->columns - start), outputs = s->layer->outputs;
     bool relu = s->layer->relu;
     for (int64_t first = 0; first < count; first += ELSA_LINE) {
         int64_t last = elsa_smaller(first + ELSA_LINE, count);
@@ -342,7 +343,7 @@ TARGET static void NAME(finish_transposed)(const elsa_spmm *s, int64_t r, int64_
     }
 }
 
-TARGET INLINE void NAME(add_rows)(const int vectors, const elsa_spmm *s, int64_t chunk,
+TARGET INLINE void NAME(add_rows)(const int vectors, const bool plain, const elsa_spmm *s, int64_t chunk,
                                   int64_t first, int64_t last, int64_t start, const float *packed,
                                   float *sums, int64_t stride)
 {
@@ -350,12 +351,16 @@ TARGET INLINE void NAME(add_rows)(const int vectors, const elsa_spmm *s, int64_t
     const int32_t *parts = p->parts + chunk * s->layer->outputs;
     const VALUE *values = s->layer->values;
     bool finish = chunk == p->chunks - 1 && !p->transposed;
+    const uint16_t *places = plain ? s->layer->columns : p->offsets;
+    const int shift = plain ? p->shift : 0;
+    if (plain) /* columns are counted from the layer's first, not the chunk's; within the address space */
+        packed = (const float *)((uintptr_t)packed - (((uintptr_t)(chunk * p->chunk) << shift) * sizeof *packed));
     for (int64_t r = first; r < last; r++, sums += stride) {
         /* Parts of rows are too short for the processor to see where the next will be. */
         const int32_t *next = parts + elsa_smaller(r + 2, last - 1);
         for (int64_t i = next[0]; i < next[s->layer->outputs]; i += ELSA_LINE) {
             __builtin_prefetch(values + i);
-            __builtin_prefetch(p->offsets + i);
+            __builtin_prefetch(places + i);
         }
         VEC a[MOST];
         UNROLLED
@@ -364,7 +369,7 @@ TARGET INLINE void NAME(add_rows)(const int vectors, const elsa_spmm *s, int64_t
                 a[v] = *(const VEC *)(sums + W * v);
             else
                 a[v] = (VEC){0} + s->layer->bias[r];
-        NAME(add_row)(vectors, parts[r], parts[s->layer->outputs + r], p->offsets, values, packed, a);
+        NAME(add_row)(vectors, parts[r], parts[s->layer->outputs + r], places, shift, values, packed, a);
         UNROLLED
         for (int v = 0; v < vectors; v++)
             *(VEC *)(sums + W * v) = a[v];
@@ -380,7 +385,7 @@ TARGET static void NAME(spmm)(void *data, size_t task)
     int64_t part = (int64_t)(task % s->row_parts);
     int64_t first = elsa_share(s->layer->outputs, (size_t)part, s->row_parts);
     int64_t last = elsa_share(s->layer->outputs, (size_t)part + 1, s->row_parts);
-    int64_t all = elsa_parts(p->columns, W);
+    int64_t all = elsa_parts(s->columns, W);
     int64_t begin = elsa_share(all, task / s->row_parts, s->blocks);
     int64_t vectors = elsa_share(all, task / s->row_parts + 1, s->blocks) - begin;
     int64_t start = begin * W, columns = vectors * W;
@@ -399,8 +404,10 @@ TARGET static void NAME(spmm)(void *data, size_t task)
         switch (vectors) {
 #define ROWS(n)                                                                     \
     case n:                                                                         \
-        if (n <= MOST)                                                              \
-            NAME(add_rows)(n <= MOST ? n : MOST, s, chunk, first, last, start, packed, sums, stride); \
+        if (n <= MOST && p->offsets)                                                \
+            NAME(add_rows)(n <= MOST ? n : MOST, false, s, chunk, first, last, start, packed, sums, stride); \
+        else if (n <= 8)                                                            \
+            NAME(add_rows)(n <= 8 ? n : 8, true, s, chunk, first, last, start, packed, sums, stride); \
         break;
             ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) ROWS(7) ROWS(8) ROWS(9) ROWS(10)
             ROWS(11) ROWS(12)

@@ -11,10 +11,10 @@ enum {
 };
 
 /* A rough count of cycles, fitted to the layers of ResNet-50, to choose the number of vectors in a block. */
-static double cost(const elsa_layer *layer, const elsa_plan *p, int64_t width)
+static double cost(const elsa_layer *layer, const elsa_plan *p, int64_t columns, int64_t width)
 {
     double parts = (double)(p->chunks * layer->outputs), each = (double)layer->count / parts;
-    double vectors = (double)p->vectors, blocks = (double)elsa_parts(p->columns, width * p->vectors);
+    double vectors = (double)p->vectors, blocks = (double)elsa_parts(columns, width * p->vectors);
     double row = 30 + 2 * vectors + each * 1.4 * (vectors > 3 ? vectors : 3);
     double packing = (double)(p->planes * p->segments * p->segment / width) * 4;
     return blocks * (parts * row + packing);
@@ -47,9 +47,12 @@ static bool fill(elsa_plan *p, const elsa_layer *layer, const elsa_geometry *g)
 {
     int64_t outputs = layer->outputs;
     p->parts = malloc((size_t)(p->chunks + 1) * (size_t)outputs * sizeof *p->parts);
-    p->offsets = malloc((size_t)layer->count * sizeof *p->offsets);
-    if (!p->parts || !p->offsets)
+    bool plain = p->transposed && layer->columns; /* the columns say it, so that nothing is stored twice */
+    p->offsets = plain ? NULL : malloc((size_t)layer->count * sizeof *p->offsets);
+    if (!p->parts || !(plain || p->offsets))
         return false;
+    while (plain && (int64_t)1 << p->shift < p->segment)
+        p->shift++;
     int64_t area = layer->kernel[0] * layer->kernel[1];
     for (int64_t r = 0; r < outputs; r++) {
         int64_t chunk = 0, end = elsa_start(layer, r + 1);
@@ -63,6 +66,8 @@ static bool fill(elsa_plan *p, const elsa_layer *layer, const elsa_geometry *g)
             int64_t down = y / layer->stride[0], right = x / layer->stride[1];
             for (; plane / p->chunk > chunk; chunk++)
                 p->parts[(chunk + 1) * outputs + r] = (int32_t)i;
+            if (plain)
+                continue;
             int64_t window = plane % p->chunk * p->segments + (p->segments > 1 ? down : 0);
             p->offsets[i] = (uint16_t)(window * p->segment + right +
                                        (p->segments > 1 ? 0 : down * p->pitch));
@@ -82,21 +87,20 @@ static elsa_plan *make(const elsa_layer *layer, const elsa_geometry *g)
     p->key[0] = g->key[0];
     p->key[1] = g->key[1];
     p->transposed = g->transposed;
-    p->columns = g->columns;
     p->length = g->length;
     p->planes = layer->channels * g->phases[0] * g->phases[1];
     p->pitch = g->pitch;
     p->width = g->width;
     p->area = g->area;
-    int64_t all = elsa_parts(p->columns, kernels->width), best = 0;
+    int64_t all = elsa_parts(g->columns, kernels->width), best = g->vectors;
     double least = 0;
-    for (int64_t vectors = 1; vectors <= elsa_smaller(kernels->most_vectors, all); vectors++) {
+    for (int64_t vectors = 1; !g->vectors && vectors <= elsa_smaller(kernels->most_vectors, all); vectors++) {
         /* Blocks of about the same size. */
         if (vectors > 1 && elsa_parts(all, vectors) == elsa_parts(all, vectors - 1))
             continue;
         if (!cut(p, g, vectors, kernels->width))
             break;
-        double now = cost(layer, p, kernels->width);
+        double now = cost(layer, p, g->columns, kernels->width);
         if (!best || now < least) {
             best = vectors;
             least = now;

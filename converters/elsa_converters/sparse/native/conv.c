@@ -123,8 +123,8 @@ const char *elsa_conv(elsa_layer *layer, const elsa_host *host, const float *x, 
         if (planes)
             host->run(host, pad, job.tasks, &job);
         int64_t at = b * layer->outputs * g.area;
-        problem = elsa_multiply(layer, plan, host, planes ? planes : job.x, sum ? sum + at : NULL,
-                                y + at);
+        problem = elsa_multiply(layer, plan, host, g.columns, planes ? planes : job.x,
+                                sum ? sum + at : NULL, y + at);
     }
     if (planes)
         host->give(host, planes);

@@ -18,12 +18,13 @@ size_t elsa_tasks(double work)
 }
 
 const char *elsa_multiply(elsa_layer *layer, const elsa_plan *plan, const elsa_host *host,
-                          const float *x, const float *sum, float *y)
+                          int64_t columns, const float *x, const float *sum, float *y)
 {
     const elsa_kernels *kernels = elsa_chosen();
-    elsa_spmm job = {.layer = layer, .plan = plan, .host = host, .x = x, .sum = sum, .y = y};
-    job.blocks = (size_t)elsa_parts(elsa_parts(plan->columns, kernels->width), plan->vectors);
-    size_t wanted = elsa_tasks((double)layer->count * (double)plan->columns);
+    elsa_spmm job = {.layer = layer, .plan = plan, .host = host, .x = x, .sum = sum, .y = y,
+                     .columns = columns, .pitch = elsa_pitch(layer)};
+    job.blocks = (size_t)elsa_parts(elsa_parts(columns, kernels->width), plan->vectors);
+    size_t wanted = elsa_tasks((double)layer->count * (double)columns);
     /* Each part of the rows packs the input anew. */
     job.row_parts = (wanted + job.blocks - 1) / job.blocks;
     job.row_parts = (size_t)elsa_smaller((int64_t)job.row_parts, layer->outputs);
@@ -45,7 +46,8 @@ static const char *few_rows(elsa_layer *layer, const elsa_host *host, const floa
                             const float *sum, float *y)
 {
     const elsa_kernels *kernels = elsa_chosen();
-    elsa_gemv job = {.layer = layer, .x = x, .sum = sum, .y = y, .rows = rows};
+    elsa_gemv job = {.layer = layer, .x = x, .sum = sum, .y = y, .rows = rows,
+                    .pitch = elsa_pitch(layer)};
     job.tasks = elsa_tasks((double)layer->count * (double)rows * SCALAR);
     job.tasks = (size_t)elsa_smaller((int64_t)job.tasks, layer->outputs);
     if (layer->starts) {
@@ -63,7 +65,7 @@ static const char *few_rows(elsa_layer *layer, const elsa_host *host, const floa
         return ELSA_NO_MEMORY;
     float *aligned = (float *)(void *)(taken + (-(uintptr_t)taken & 63));
     for (int64_t j = 0; j < rows; j++)
-        spread(layer, kernels->lanes, x + j * width, aligned + j * wide);
+        spread(layer, kernels->lanes, x + j * job.pitch, aligned + j * wide);
     job.wide = aligned;
     host->run(host, kernels->nm[layer->half], job.tasks, &job);
     host->give(host, taken);
@@ -75,13 +77,18 @@ const char *elsa_matmul(elsa_layer *layer, const elsa_host *host, const float *x
 {
     if (rows < FEW)
         return rows ? few_rows(layer, host, x, rows, sum, y) : NULL;
-    elsa_geometry g = {.key = {rows, 0}, .transposed = true, .columns = rows, .length = 1,
-                       .pitch = rows, .width = rows, .area = 1, .phases = {1, 1}, .taps = {1, 1}};
+    /* Blocks of a few widths only: inputs of any number of rows find the layer prepared. */
+    const elsa_kernels *kernels = elsa_chosen();
+    int64_t vectors = 1;
+    while (vectors * kernels->width < rows && 2 * vectors <= kernels->most_vectors)
+        vectors *= 2;
+    elsa_geometry g = {.key = {vectors, 0}, .transposed = true, .vectors = vectors, .columns = rows,
+                       .length = 1, .area = 1, .phases = {1, 1}, .taps = {1, 1}};
     bool kept;
     elsa_plan *plan = elsa_planned(layer, &g, &kept);
     if (!plan)
         return ELSA_NO_MEMORY;
-    const char *problem = elsa_multiply(layer, plan, host, x, sum, y);
+    const char *problem = elsa_multiply(layer, plan, host, rows, x, sum, y);
     if (!kept)
         elsa_unplan(plan);
     return problem;

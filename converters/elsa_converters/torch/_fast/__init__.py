@@ -1,0 +1,1 @@
+"""Let layers of a module skip the zeros of their weights."""
