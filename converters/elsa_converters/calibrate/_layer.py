@@ -15,11 +15,14 @@ from elsa_converters.calibrate._work import Work
 from elsa_format import embed_counters
 
 STEPS = 15
-"""Of conjugate gradients between two looks at the scales."""
+"""Of conjugate gradients between two looks at the scales, at most."""
 ROUNDS = 3
+"""Of both, where there are scales."""
 TURNS = 8
 """How often the dense network's share is raised at most, by RAISE, to keep to its bound."""
 RAISE = 3.0
+SOME = 192
+"""Outputs of a layer that say how its error depends on its share."""
 
 
 @dataclass(frozen=True)
@@ -105,28 +108,33 @@ def curve(
     own: Weights,
     moments: Moments,
     shares: Sequence[float],
+    probe: float,
     settings: Settings,
     work: Work,
     *,
     matters: Array | None = None,
-) -> tuple[list[float], list[Weights]]:
-    """The layer's error at some shares of its weights, and what it is then."""
-    problem = state(layer, own, [moments], settings.ridge, matters)
-    xx, yx = problem.with_ridge(0)
-    inverse = inverse_of(xx, work)
-    nothing, lone = np.zeros(own.weight.shape, bool), Work(1)
+) -> tuple[list[float], Weights]:
+    """The layer's error at some shares of its weights, and what it is at one of them.
 
-    def at(share: float) -> tuple[float, Weights]:
-        budget = max(1, round(share * own.weight.size))
-        mask, start = admm(
-            yx, problem.weight, nothing, budget, inverse=inverse, work=lone, steps=14
-        )
+    The others are asked of some of its outputs, where those matter alike.
+    """
+    problem = state(layer, own, [moments], settings.ridge, matters)
+    every = layer.rows // SOME if matters is None and moments.count else 1
+    few = problem if every < 2 else problem.some(slice(None, None, every), moments)
+    inverse = inverse_of(problem.with_ridge(0)[0], work)
+    lone = Work(1)
+
+    def at(share: float) -> tuple[float, Array]:
+        one = problem if share == probe else few
+        xx, yx = one.with_ridge(0)
+        nothing, budget = np.zeros(one.weight.shape, bool), max(1, round(share * one.weight.size))
+        mask, start = admm(yx, one.weight, nothing, budget, inverse=inverse, work=lone, steps=14)
         weight = solve_alone(xx, yx, start, mask, lone)
-        plain = problem.leave(weight).astype(layer.dtype)
-        return problem.error_of(weight, 0, lone), with_bias(layer, own, plain, None, moments)
+        return one.error_of(weight, 0, lone), weight
 
     found = work.map(at, shares)
-    return [error for error, _ in found], [weights for _, weights in found]
+    plain = problem.leave(found[shares.index(probe)][1]).astype(layer.dtype)
+    return [error for error, _ in found], with_bias(layer, own, plain, None, moments)
 
 
 def with_bias(
@@ -177,7 +185,8 @@ def _together(
     one = np.ones((*problem.weight.shape[:2], 1), np.float32)
     ridge = np.float32(settings.hold) * problem.ridge
     scales, weight = [one] * len(every), problem.weight
-    for turn in range(1, ROUNDS + TURNS):
+    rounds = ROUNDS if layer.scale else 1
+    for turn in range(1, rounds + TURNS):
         weight = solve_together(
             problem.xx,
             problem.yx,
@@ -197,7 +206,7 @@ def _together(
             ]
         if problem.error_of(weight * scales[dense], dense, work) > bound:
             shares[dense] *= RAISE
-        elif turn >= ROUNDS:
+        elif turn >= rounds:
             break
     return np.asarray(weight * scales[dense])
 

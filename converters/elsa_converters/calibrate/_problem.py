@@ -41,6 +41,17 @@ class Problem:
         np.einsum("gcc->gc", xx)[...] += self.ridge
         return xx, self.yx[network] + self.ridge[:, None] * self.weight
 
+    def some(self, rows: slice, moments: Moments) -> "Problem":
+        """The same for some of the outputs of one network, whose moments are given."""
+        size = float((moments.yy[..., None] * np.square(self.row_unit))[:, rows].sum()) + 1e-12
+        return replace(
+            self,
+            yx=[self.yx[0][:, rows]],
+            variance=[size],
+            weight=self.weight[:, rows],
+            row_unit=self.row_unit[:, rows],
+        )
+
     def error_of(self, weight: Array, network: int, work: Work) -> float:
         """The error of the outputs, relative to their variance."""
         found = error(weight, self.xx[network], self.yx[network], work)

@@ -222,11 +222,11 @@ class Sweep:
         work.trim()
         (moments,) = collect(layer, own, walk, [walk], work)
         errors, cut = curve(
-            layer, own, moments, GRID, self.settings, work, matters=self._matters(layer)
+            layer, own, moments, GRID, PROBE, self.settings, work, matters=self._matters(layer)
         )
-        probe = GRID.index(PROBE)
-        cost = reference.distance(asked.outputs({layer.name: cut[probe]}))
-        return Curve(math.prod(layer.shape), errors, cost / max(errors[probe], 1e-3))
+        cost = reference.distance(asked.outputs({layer.name: cut}))
+        error = errors[GRID.index(PROBE)]
+        return Curve(math.prod(layer.shape), errors, cost / max(error, 1e-3))
 
     # --- Progress --------------------------------------------------------------------------------
 

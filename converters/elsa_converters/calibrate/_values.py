@@ -9,6 +9,8 @@ from elsa_converters.calibrate._work import Work
 
 SCALES = 0.5, 4.0
 """How far a level's scale goes: beyond, few samples mislead it."""
+REST = 1e-5
+"""Of what is to be solved, squared, what may be left: more steps change no error by a hundredth."""
 _SMALL = np.float32(1e-30)
 
 
@@ -17,13 +19,18 @@ def error(weight: Array, xx: Array, yx: Array, work: Work) -> float:
     return float(((work.products(weight, xx) - 2 * yx) * weight).sum(dtype=np.float64))
 
 
-def solve(times: Callable[[Array], Array], right: Array, start: Array, steps: int) -> Array:
-    """Solve times(W) = right by conjugate gradients, all rows at once."""
+def solve(
+    times: Callable[[Array], Array], right: Array, start: Array, steps: int, rest_at_end: float
+) -> Array:
+    """Solve times(W) = right by conjugate gradients, all rows at once.
+
+    Ends when the square of what is left of `right` is that part of its own.
+    """
     weight, rest = start, right - times(start)
     way, size = rest, np.square(rest).sum(-1, keepdims=True)
-    end = float(size.max()) * 1e-10
+    end = float(np.square(right).sum(dtype=np.float64)) * rest_at_end
     for _ in range(steps):
-        if float(size.max()) <= end:
+        if float(size.sum(dtype=np.float64)) <= end:
             break
         turned = times(way)
         length = size / np.maximum((way * turned).sum(-1, keepdims=True), _SMALL)
@@ -35,14 +42,20 @@ def solve(times: Callable[[Array], Array], right: Array, start: Array, steps: in
 
 
 def solve_alone(
-    xx: Array, yx: Array, start: Array, mask: Array, work: Work, steps: int = 12
+    xx: Array,
+    yx: Array,
+    start: Array,
+    mask: Array,
+    work: Work,
+    steps: int = 12,
+    rest_at_end: float = REST,
 ) -> Array:
     """Minimise E|Wx - y|² over the weights in a mask."""
 
     def times(weight: Array) -> Array:
         return np.asarray(work.products(weight, xx) * mask)
 
-    return solve(times, yx * mask, start * mask, steps)
+    return solve(times, yx * mask, start * mask, steps, rest_at_end)
 
 
 def solve_together(
@@ -56,6 +69,7 @@ def solve_together(
     start: Array,
     work: Work,
     steps: int = 15,
+    rest_at_end: float = REST,
 ) -> Array:
     """One tensor W that serves all networks.
 
@@ -73,7 +87,7 @@ def solve_together(
             total += factor * (mask * work.products(weight * mask, xx))
         return np.asarray(total)
 
-    return solve(times, right, start, steps)
+    return solve(times, right, start, steps, rest_at_end)
 
 
 def best_scales(weight: Array, xx: Array, yx: Array, work: Work) -> Array:
