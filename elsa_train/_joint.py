@@ -7,23 +7,19 @@ whose budget covers its rank, and each step trains one level, or the dense netwo
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from numpy.typing import NDArray
 
 from elsa_train import _method
 from elsa_train._errors import InfeasibleTraining
-from elsa_train._levels import Level, Schedule
+from elsa_train._levels import DENSE, Level, Schedule, drawn, usual_shares
 from elsa_train._multilevel import Network, Result, multi_level
 from elsa_train._sparsify import Scope
 
 PyTree = Any
-DENSE = 0
-"""Stands for the dense network where a level's number is asked for."""
 
 
 def masked(params: PyTree, counters: PyTree, t: int | jax.Array) -> PyTree:
@@ -40,21 +36,6 @@ def masked(params: PyTree, counters: PyTree, t: int | jax.Array) -> PyTree:
         return jnp.where((t == DENSE) | ((n > 0) & (n <= t)), p, jnp.zeros_like(p))
 
     return jax.tree.map(leaf, params, counters)
-
-
-def usual_shares(levels: int) -> tuple[int, ...]:
-    """Return how many steps of a round each level gets, the dense network last.
-
-    Three eighths go to the sparsest level, which loses most when others move its weights, one to
-    the dense network, and the rest to the levels between, the sparser the more.
-
-    >>> usual_shares(3), usual_shares(1), usual_shares(0)
-    ((8, 6, 4, 2), (3, 1), (1,))
-    """
-    if levels < 2:
-        return (3, 1) if levels else (1,)
-    between = [4 * levels // t for t in range(2, levels + 1)]
-    return (round(0.75 * sum(between)), *between, max(1, round(0.25 * sum(between))))
 
 
 @dataclass(frozen=True)
@@ -111,8 +92,7 @@ class Joint:
 
     def draw(self, step: int, seed: Sequence[int]) -> int:
         """Return the level that a step trains, a function of step and seed alone."""
-        round_, place = divmod(step, sum(self._shares))
-        return int(_shuffled(self._shares, (*seed, round_))[place])
+        return drawn(step, self._shares, seed)
 
     @cached_property
     def _shares(self) -> tuple[int, ...]:
@@ -158,10 +138,3 @@ def nest(
 
 
 _keep_frozen = jax.jit(_method.keep_frozen)
-
-
-@lru_cache(maxsize=8)
-def _shuffled(shares: tuple[int, ...], seed: tuple[int, ...]) -> NDArray[np.int64]:
-    """Return the levels of one round."""
-    numbers = [*range(1, len(shares)), DENSE]
-    return np.random.default_rng(seed).permutation(np.repeat(numbers, shares))

@@ -7,8 +7,8 @@ import numpy as np
 
 from elsa_train._errors import BadRecipe
 from elsa_train._jaxpruner import JaxprunerRule, make_updater
-from elsa_train._joint import DENSE, Joint
-from elsa_train._levels import Level, Schedule
+from elsa_train._joint import Joint
+from elsa_train._levels import DENSE, Level, Schedule
 from elsa_train._recipe import MOST, Recipe
 from elsa_train._sparsify import Pruner, Scope
 

@@ -31,8 +31,8 @@ from elsa_train._folder import (
     write_json,
 )
 from elsa_train._jaxpruner import JaxprunerRule, jaxpruner_rules
-from elsa_train._joint import DENSE, masked, nest
-from elsa_train._levels import Level, parse_levels
+from elsa_train._joint import masked, nest
+from elsa_train._levels import DENSE, Level, parse_levels
 from elsa_train._loop import Phase, Trainer
 from elsa_train._multilevel import Network, Progress, Result, check_level, multi_level, zeros
 from elsa_train._plan import EQUAL_EPOCHS, REFERENCE, Plan, Plans
