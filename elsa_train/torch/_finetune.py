@@ -26,6 +26,8 @@ from elsa_train.torch._student import Metrics, Student
 
 LOOKS = 10
 """How often in all the dense network is measured on what is held back."""
+MOST = 16.0
+"""The dense network's largest share of the loss, relative to its first."""
 
 
 @dataclass(frozen=True)
@@ -188,8 +190,8 @@ class _Run:
         if "dense" in self.student.trained:
             now = _measure(self.student, held, "dense")["dense"]["loss"]
             above = now > max(bound, self.before["dense"]["loss"])
-            weight = self.student.dense_weight
-            self.student.dense_weight = weight * 2 if above else max(1.0, weight / 2)
+            share = self.student.dense_share
+            self.student.dense_share = min(share * 2, MOST) if above else max(1.0, share / 2)
 
     @torch.no_grad()
     def finish(self) -> None:
@@ -220,7 +222,7 @@ class _Run:
             "of": self._fingerprint(),
             "done": self.done,
             "before": self.before,
-            "dense_weight": self.student.dense_weight,
+            "dense_share": self.student.dense_share,
             "student": self.student.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
@@ -243,7 +245,7 @@ class _Run:
                 "over"
             )
         self.done, self.before = content["done"], content["before"]
-        self.student.dense_weight = content["dense_weight"]
+        self.student.dense_share = content["dense_share"]
         self.student.load_state_dict(content["student"])
         self.optimizer.load_state_dict(content["optimizer"])
         self.scaler.load_state_dict(content["scaler"])

@@ -107,7 +107,7 @@ class Student(nn.Module):
     def __init__(self, model: nn.Module, net: Any, options: FinetuneOptions | None = None) -> None:
         super().__init__()
         options = options or FinetuneOptions()
-        self.options, self.step, self.dense_weight = options, 0, 1.0
+        self.options, self.step, self.dense_share = options, 0, 1.0
         self._teacher = (unwrapped(model),)  # a tuple: its parameters are not to be trained
         try:
             hidden = re.compile(options.hidden)
@@ -314,11 +314,12 @@ class Student(nn.Module):
         return {"loss": torch.stack(losses).mean()}
 
     def weight(self, level: LevelNumber) -> float:
-        """How much a level's loss counts."""
-        return self.dense_weight if level == "dense" else 1.0
+        """How much a level's loss counts; of one level a step, how often it comes counts instead."""
+        heavier = level == "dense" and self.options.each == "sandwich"
+        return self.dense_share if heavier else 1.0
 
     def drawn(self, step: int) -> list[LevelNumber]:
-        """The levels that a step trains: a function of the step and the seed alone."""
+        """The levels that a step trains: a function of the step, the seed and `dense_share`."""
         options, count, seed = self.options, len(self.levels), (self.options.seed,)
         shares = options.shares or usual_shares(count)
         if len(shares) != count + 1 or min(shares) < 0:
@@ -327,7 +328,8 @@ class Student(nn.Module):
             )
         dense: list[LevelNumber] = ["dense"] if options.train == "all" else []
         if options.each == "one":
-            number = drawn(step, shares if dense else (*shares[:-1], 0), seed)
+            last = round(shares[-1] * self.dense_share) if dense else 0
+            number = drawn(step, (*shares[:-1], last), seed)
             return [number or "dense"]
         between = (0,) + (1,) * (count - 1) + (0,)
         return [1, *([drawn(step, between, seed)] if count > 1 else []), *dense]

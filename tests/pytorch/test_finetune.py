@@ -198,15 +198,19 @@ def test_a_step_has_the_sparsest_the_dense_network_and_one_between(tmp_path: Pat
     assert [drawn.count(level) for level in student.numbers] == [13, 8, 5, 4, 4]
 
 
-def test_the_dense_network_is_bounded(tmp_path: Path) -> None:
+@pytest.mark.parametrize("each", ["one", "sandwich"])
+def test_the_dense_network_is_bounded(each: str, tmp_path: Path) -> None:
     """By its own loss on what is held back: its share of the loss doubles while it is above."""
     model, found = network(), []
     for bound in (None, 1e-4):
-        report = tune(model, tmp_path, str(bound), dense_bound=bound, each="one", steps=80)
+        report = tune(model, tmp_path, str(bound), dense_bound=bound, each=each, steps=80)
         found.append(report.after["dense"]["loss"])
     assert found[1] < found[0]
+
+
+def test_a_dense_network_above_its_bound_is_warned_of(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="above dense_bound=1e-09: give it a lower rate"):
-        tune(model, tmp_path, "warned", dense_bound=1e-9, steps=2)
+        tune(network(), tmp_path, dense_bound=1e-9, steps=2)
 
 
 def test_accumulated_batches_are_one_batch(tmp_path: Path) -> None:
