@@ -314,7 +314,7 @@ class Student(nn.Module):
         return {"loss": torch.stack(losses).mean()}
 
     def weight(self, level: LevelNumber) -> float:
-        """How much a level's loss counts; of one level a step, how often it comes counts instead."""
+        """How much a level's loss counts. Where a step trains one level, it comes more often."""
         heavier = level == "dense" and self.options.each == "sandwich"
         return self.dense_share if heavier else 1.0
 
