@@ -38,6 +38,20 @@ def masked(params: PyTree, counters: PyTree, t: int | jax.Array) -> PyTree:
     return jax.tree.map(leaf, params, counters)
 
 
+def divergence(logits: jax.Array, wanted: jax.Array) -> jax.Array:
+    """Return the mean Kullback-Leibler divergence of logits from those of another network, in nats.
+
+    >>> round(float(divergence(jnp.zeros((1, 2)), jnp.array([[1.0, -1.0]]))), 3)
+    0.328
+
+    Args:
+        logits: Those of a level, classes on the last axis.
+        wanted: Those that it learns from. No gradient goes through them.
+    """
+    log_p = jax.nn.log_softmax(jax.lax.stop_gradient(wanted))
+    return jnp.mean(jnp.sum(jnp.exp(log_p) * (log_p - jax.nn.log_softmax(logits)), -1))
+
+
 @dataclass(frozen=True)
 class Joint:
     """Which weights the levels have at a step, and which level a step trains.
@@ -57,6 +71,8 @@ class Joint:
     levels: tuple[Level, ...]
     schedule: Schedule
     shares: tuple[int, ...] = ()
+    fixed: bool = False
+    """Whether the counters that training starts with stay."""
 
     def __post_init__(self) -> None:
         """Refuse shares that fit no level."""
@@ -76,7 +92,7 @@ class Joint:
 
     def updates_at(self, step: int) -> bool:
         """Tell whether weights are ranked before this step."""
-        return bool(self.levels) and self.schedule.updates_at(step)
+        return bool(self.levels) and not self.fixed and self.schedule.updates_at(step)
 
     def rank(self, params: PyTree, step: int) -> PyTree:
         """Return the counters from this step on: 0 for weights that no level has."""

@@ -27,6 +27,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "scope": SCOPES,
     "score": ("magnitude", "gradient", "saliency"),
     "method": ("sequential", "joint"),
+    "start_masks": ("trained", "calibrated"),
     "rounding": ("nearest", "overwrite"),
     "optimizer": ("sgd", "adam", "adamw"),
     "judge": ("test", "validation"),
@@ -134,6 +135,13 @@ class Recipe:
     rounding: str = _is("nearest", "how counters are written into the weights")
     score: str = _is("magnitude", "importance of a weight")
     method: str = _is("sequential", "how levels are trained: sequential (the paper's) or joint")
+    start: str = _is(
+        "", "initial network: a checkpoint of the model, an ELSA file or a run's folder"
+    )
+    start_masks: str = _is(
+        "trained", "joint: levels are found in training, or calibrated in `start` and kept"
+    )
+    distill: bool = _is(False, "joint: learn the answers of `start`, not the labels")
     joint_dense: float = _is(
         0.25, "joint: part of the run before levels differ", at_least=0, at_most=1
     )
@@ -220,6 +228,8 @@ class Recipe:
             raise BadRecipe("judge: found 'validation', of which nothing is held out")
         if self.method == "joint" and self.updater:
             raise BadRecipe("updater: found one, which joint training can't use")
+        if self.start_masks == "calibrated" and self.scope == "nm":
+            raise BadRecipe("start_masks: found 'calibrated', which goes with scopes of sparsities")
         if self.prune_start > self.prune_end:
             raise BadRecipe("expected prune_start <= prune_end")
         if self.dataset not in NAMES and not is_own(self.dataset):
