@@ -36,7 +36,8 @@ class FinetuneOptions:
         hidden: A regular expression on names of modules. The distance of their outputs from the
             original's is added to the loss.
         labels: How much of the loss comes from labels, 0 to 1: of tuples the last item, of mappings
-            `labels`.
+            `labels`. A model that takes `labels` and returns a `loss`, as those of transformers
+            do, says itself what that is; else it is the cross entropy.
         dense_bound: The dense network's loss on held-back batches may be so high, or as high as it
             was. Above that, its share of the loss doubles. `None` does not look.
         ema: Decay of a moving average of the weights, which is then what is written; 0 for none.

@@ -5,6 +5,7 @@ zero, and so do gradients. Biases, norms and statistics are each level's own. Th
 of the original network: they are called with other tensors, and stay as they were.
 """
 
+import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -117,6 +118,7 @@ class Student(nn.Module):
         self._hidden = [m for n, m in named if options.hidden and hidden.search(n)]
         if options.hidden and not self._hidden:
             raise TrainError(f"hidden={options.hidden!r}: no module has such a name")
+        self._takes_labels = "labels" in inspect.signature(self.teacher.forward).parameters
         self._norms = [
             m for m in self.teacher.modules() if isinstance(m, nn.modules.batchnorm._NormBase)
         ]
@@ -275,7 +277,8 @@ class Student(nn.Module):
     def _given(self, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any, Tensor | None]:
         """Of a batch the arguments, by position and by name, the labels, and what is no padding."""
         if isinstance(batch, Mapping):
-            named = {name: value for name, value in batch.items() if name != "labels"}
+            kept = self.options.labels and self._takes_labels
+            named = {name: value for name, value in batch.items() if kept or name != "labels"}
             return (), named, batch.get("labels"), named.get("attention_mask")
         args = tuple(batch) if isinstance(batch, tuple | list) else (batch,)
         if self.options.labels:
@@ -293,7 +296,9 @@ class Student(nn.Module):
             labels = self._given(batch)[2]
             if labels is None:
                 raise BadData("labels: the batch has none; expected a mapping with 'labels'")
-            loss = (1 - part) * loss + part * from_labels(answer_of(found.output), labels)
+            own = found.output.get("loss") if isinstance(found.output, Mapping) else None
+            right = own if own is not None else from_labels(answer_of(found.output), labels)
+            loss = (1 - part) * loss + part * right
         return loss
 
     def _distance(self, found: Answer, wanted: Answer) -> Tensor:

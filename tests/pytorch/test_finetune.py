@@ -123,6 +123,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "one": {"each": "one"},
     "shares": {"each": "one", "shares": (2, 1, 1)},
     "amp": {"amp": torch.bfloat16},
+    "half": {"amp": torch.float16},
     "accumulate": {"accumulate": 2, "steps": 30},
     "ema": {"ema": 0.8},
     "hidden": {"hidden": "^fc$"},
@@ -362,6 +363,30 @@ def test_tied_weights_and_padding(tmp_path: Path) -> None:
     elsa_torch.load_level(loaded, files[0], 1)
     assert loaded.head.weight is loaded.embed.weight
     assert not torch.equal(loaded.embed.weight, model.embed.weight)
+
+
+class Judging(Tied):
+    """Says what its loss is, as language models do, whose labels are shifted."""
+
+    def forward(  # type: ignore[override]
+        self, input_ids: Tensor, labels: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        found = super().forward(input_ids, input_ids)
+        if labels is not None:
+            found["loss"] = nn.functional.cross_entropy(
+                found["logits"][:, :-1].flatten(0, 1), labels[:, 1:].flatten()
+            )
+        return found
+
+
+def test_a_model_says_what_the_loss_of_labels_is(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, net = Judging(), tmp_path / "net.safetensors"
+    elsa_format.pack(model.state_dict(), net, sparsities=[50], include=["mix.weight"])
+    words = torch.randint(0, 20, (8, 6))
+    student = Student(model, net, FinetuneOptions(labels=1.0))
+    found = student.loss({"input_ids": words, "labels": words}, "dense").detach()
+    assert float(found) == pytest.approx(float(model(words, words)["loss"].detach()), rel=1e-5)
 
 
 def test_weights_that_reach_zero_stay_in_their_level(tmp_path: Path) -> None:
