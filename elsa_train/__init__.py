@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from elsa_train import data, models
     from elsa_train._calibrate import calibrate
     from elsa_train._calibrate.variables import restore
-    from elsa_train._file import check_target, load, write_file
+    from elsa_train._file import check_target, load, load_counters, write_file
     from elsa_train._jaxpruner import jaxpruner_rules
-    from elsa_train._joint import Joint, masked, nest
+    from elsa_train._joint import Joint, divergence, masked, nest
     from elsa_train._levels import Level, Schedule, parse_levels
     from elsa_train._method import apply_updates, counters, freeze_updates, keep_frozen, revive
     from elsa_train._multilevel import FrozenLevel, Network, Progress, Result, multi_level
@@ -53,11 +53,13 @@ __all__ = [
     "check_target",
     "counters",
     "data",
+    "divergence",
     "freeze_updates",
     "jaxpruner_rules",
     "keep_all",
     "keep_frozen",
     "load",
+    "load_counters",
     "masked",
     "models",
     "multi_level",
@@ -76,11 +78,13 @@ _HOME = {
     "_file": (
         "check_target",
         "load",
+        "load_counters",
         "write_file",
     ),
     "_jaxpruner": ("jaxpruner_rules",),
     "_joint": (
         "Joint",
+        "divergence",
         "masked",
         "nest",
     ),

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 import elsa_format
+from elsa_format import read_counters
 from elsa_format.plugins import (
     Contents,
     SharedWriter,
@@ -135,6 +136,30 @@ def load(path: str | os.PathLike[str], level: int | str, *, like: PyTree) -> PyT
         return jax.tree.map(place, names(tree), tree)
 
     return Network(*map(fill, like)) if isinstance(like, Network) else fill(like)
+
+
+def load_counters(path: str | os.PathLike[str], *, like: PyTree) -> PyTree:
+    """Read the counters of an ELSA file: the first level that has each weight, 0 for none.
+
+    Tensors that are not nested are in every level: their counters are 1.
+
+    >>> weights = {"kernel": np.random.default_rng(0).normal(size=(10, 10)).astype(np.float32)}
+    >>> report = elsa_format.pack(weights, "counters.safetensors", sparsities=[90])
+    >>> int(load_counters("counters.safetensors", like=weights)["kernel"].sum())
+    10
+
+    Args:
+        path: The file, or the index of several.
+        like: Parameters, with the names of the file's tensors.
+    """
+    with elsa_format.open(path) as file:
+        tensors = file.load("dense")
+        nested, bits = file.nested, file.bits
+    found = {
+        name: read_counters(array, bits) if name in nested else np.ones(array.shape, np.uint8)
+        for name, array in tensors.items()
+    }
+    return jax.tree.map(jax.numpy.asarray, unflatten(like, found))
 
 
 def check_target(path: str | os.PathLike[str], network: Network, *, force: bool = False) -> None:

@@ -30,8 +30,8 @@ from elsa_train._sharded.hosts import everyone, limited
 from elsa_train._tree import flatten, unflatten
 
 PyTree = Any
-PLACES = ("data_dir", "text")
-"""Settings that say where the data is, not what it is."""
+PLACES = ("data_dir", "text", "start")
+"""Settings that say where the data or the first network is, not what it is."""
 
 
 @dataclass(frozen=True)

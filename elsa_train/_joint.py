@@ -7,23 +7,19 @@ whose budget covers its rank, and each step trains one level, or the dense netwo
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from numpy.typing import NDArray
 
 from elsa_train import _method
 from elsa_train._errors import InfeasibleTraining
-from elsa_train._levels import Level, Schedule
+from elsa_train._levels import DENSE, Level, Schedule, drawn, usual_shares
 from elsa_train._multilevel import Network, Result, multi_level
 from elsa_train._sparsify import Scope
 
 PyTree = Any
-DENSE = 0
-"""Stands for the dense network where a level's number is asked for."""
 
 
 def masked(params: PyTree, counters: PyTree, t: int | jax.Array) -> PyTree:
@@ -42,19 +38,18 @@ def masked(params: PyTree, counters: PyTree, t: int | jax.Array) -> PyTree:
     return jax.tree.map(leaf, params, counters)
 
 
-def usual_shares(levels: int) -> tuple[int, ...]:
-    """Return how many steps of a round each level gets, the dense network last.
+def divergence(logits: jax.Array, wanted: jax.Array) -> jax.Array:
+    """Return the mean Kullback-Leibler divergence of logits from those of another network, in nats.
 
-    Three eighths go to the sparsest level, which loses most when others move its weights, one to
-    the dense network, and the rest to the levels between, the sparser the more.
+    >>> round(float(divergence(jnp.zeros((1, 2)), jnp.array([[1.0, -1.0]]))), 3)
+    0.328
 
-    >>> usual_shares(3), usual_shares(1), usual_shares(0)
-    ((8, 6, 4, 2), (3, 1), (1,))
+    Args:
+        logits: Those of a level, classes on the last axis.
+        wanted: Those that it learns from. No gradient goes through them.
     """
-    if levels < 2:
-        return (3, 1) if levels else (1,)
-    between = [4 * levels // t for t in range(2, levels + 1)]
-    return (round(0.75 * sum(between)), *between, max(1, round(0.25 * sum(between))))
+    log_p = jax.nn.log_softmax(jax.lax.stop_gradient(wanted))
+    return jnp.mean(jnp.sum(jnp.exp(log_p) * (log_p - jax.nn.log_softmax(logits)), -1))
 
 
 @dataclass(frozen=True)
@@ -76,6 +71,8 @@ class Joint:
     levels: tuple[Level, ...]
     schedule: Schedule
     shares: tuple[int, ...] = ()
+    fixed: bool = False
+    """Whether the counters that training starts with stay."""
 
     def __post_init__(self) -> None:
         """Refuse shares that fit no level."""
@@ -95,7 +92,7 @@ class Joint:
 
     def updates_at(self, step: int) -> bool:
         """Tell whether weights are ranked before this step."""
-        return bool(self.levels) and self.schedule.updates_at(step)
+        return bool(self.levels) and not self.fixed and self.schedule.updates_at(step)
 
     def rank(self, params: PyTree, step: int) -> PyTree:
         """Return the counters from this step on: 0 for weights that no level has."""
@@ -111,8 +108,7 @@ class Joint:
 
     def draw(self, step: int, seed: Sequence[int]) -> int:
         """Return the level that a step trains, a function of step and seed alone."""
-        round_, place = divmod(step, sum(self._shares))
-        return int(_shuffled(self._shares, (*seed, round_))[place])
+        return drawn(step, self._shares, seed)
 
     @cached_property
     def _shares(self) -> tuple[int, ...]:
@@ -158,10 +154,3 @@ def nest(
 
 
 _keep_frozen = jax.jit(_method.keep_frozen)
-
-
-@lru_cache(maxsize=8)
-def _shuffled(shares: tuple[int, ...], seed: tuple[int, ...]) -> NDArray[np.int64]:
-    """Return the levels of one round."""
-    numbers = [*range(1, len(shares)), DENSE]
-    return np.random.default_rng(seed).permutation(np.repeat(numbers, shares))

@@ -9,8 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from elsa_format import BitsTooWide, InfeasibleLevels
 from elsa_format import levels as rules
@@ -19,6 +21,8 @@ from elsa_train._errors import InfeasibleTraining, MissedBudget
 
 TOLERANCE = 0.001
 """Part of all weights by which a level may miss its budget."""
+DENSE = 0
+"""Stands for the dense network where a level's number is asked for."""
 FAR = 0.01
 """Part of the weights by which a level may miss its sparsity where no budget is known."""
 
@@ -225,3 +229,37 @@ class Schedule:
             return 1.0
         done = (step - self.start) / (self.end - self.start)
         return 1.0 - (1.0 - min(max(done, 0.0), 1.0)) ** self.power
+
+
+def usual_shares(levels: int) -> tuple[int, ...]:
+    """Return how many steps of a round each level gets, the dense network last.
+
+    Three eighths go to the sparsest level, which loses most when others move its weights, one to
+    the dense network, and the rest to the levels between, the sparser the more.
+
+    >>> usual_shares(3), usual_shares(1), usual_shares(0)
+    ((8, 6, 4, 2), (3, 1), (1,))
+    """
+    if levels < 2:
+        return (3, 1) if levels else (1,)
+    between = [4 * levels // t for t in range(2, levels + 1)]
+    return (round(0.75 * sum(between)), *between, max(1, round(0.25 * sum(between))))
+
+
+def drawn(step: int, shares: Sequence[int], seed: Sequence[int]) -> int:
+    """Return the level that a step trains, a function of step and seed alone.
+
+    Each round of steps has every level as often as its share says, shuffled anew.
+
+    >>> sorted(drawn(step, (4, 3, 1), seed=(0,)) for step in range(8))
+    [0, 1, 1, 1, 1, 2, 2, 2]
+    """
+    round_, place = divmod(step, sum(shares))
+    return int(_shuffled(tuple(shares), (*seed, round_))[place])
+
+
+@lru_cache(maxsize=8)
+def _shuffled(shares: tuple[int, ...], seed: tuple[int, ...]) -> NDArray[np.int64]:
+    """Return the levels of one round."""
+    numbers = [*range(1, len(shares)), DENSE]
+    return np.random.default_rng(seed).permutation(np.repeat(numbers, shares))

@@ -15,9 +15,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from elsa_train import _method
 from elsa_train._batches import Batches, Part
 from elsa_train._errors import BadRecipe, NonFiniteLoss
-from elsa_train._joint import Joint, masked
+from elsa_train._joint import Joint, divergence, masked
 from elsa_train._multilevel import Network
-from elsa_train._plan import Plan
+from elsa_train._plan import JOINT, Plan
 from elsa_train._recipe import Recipe
 from elsa_train._sharded import wide
 from elsa_train._sparsify import apply_mask, keep_all
@@ -155,6 +155,8 @@ class Trainer:
             dtype=jnp.dtype(recipe.dtype),
         )
         self.optimizer = make_optimizer(recipe)
+        self.teacher: Network | None = None
+        """In joint training, whose answers are learned instead of labels."""
         self.mesh = Mesh(np.array(jax.devices()), ("data",))
         self.shared = NamedSharding(self.mesh, PartitionSpec())  # type: ignore[no-untyped-call]
         self.batches = Batches(recipe, self.task, data, seed, self.mesh)
@@ -187,21 +189,36 @@ class Trainer:
         return self.draw(jax.random.key(self.seed))
 
     def loss(
-        self, params: PyTree, state: PyTree, images: jax.Array, labels: jax.Array, key: jax.Array
+        self,
+        params: PyTree,
+        state: PyTree,
+        images: jax.Array,
+        labels: jax.Array,
+        key: jax.Array,
+        teacher: Network | None = None,
     ) -> tuple[jax.Array, tuple[PyTree, jax.Array]]:
-        """Return the smoothed cross-entropy, the new statistics and how many are right."""
+        """Return the smoothed cross-entropy, the new statistics and how many are right.
+
+        With a teacher, the divergence from its answers takes the place of the former.
+        """
         augment, dropout = jax.random.split(key)
+        inputs = self.task.training_inputs(augment, images)
         logits, changed = self.model.apply(
             {"params": params, "batch_stats": state},
-            self.task.training_inputs(augment, images),
+            inputs,
             train=True,
             mutable=["batch_stats"],
             rngs={"dropout": dropout},
         )
-        wanted = optax.smooth_labels(
-            jax.nn.one_hot(labels, logits.shape[-1]), self.recipe.label_smoothing
-        )
-        loss = jnp.mean(optax.softmax_cross_entropy(logits, wanted))
+        if teacher is None:
+            wanted = optax.smooth_labels(
+                jax.nn.one_hot(labels, logits.shape[-1]), self.recipe.label_smoothing
+            )
+            loss = jnp.mean(optax.softmax_cross_entropy(logits, wanted))
+        else:
+            original = {"params": teacher.params, "batch_stats": teacher.state}
+            answers: Any = self.model.apply(original, inputs, train=False)
+            loss = divergence(logits, answers)
         right = jnp.sum(jnp.argmax(logits, -1) == labels)
         return loss, (changed.get("batch_stats", state), right)
 
@@ -229,13 +246,19 @@ class Trainer:
         """Compile one step of joint training: the loss of level t moves all weights."""
 
         def step(
-            carry: Carry, t: jax.Array, n: PyTree, batch: Any, key: jax.Array, rate: jax.Array
+            carry: Carry,
+            t: jax.Array,
+            n: PyTree,
+            batch: Any,
+            key: jax.Array,
+            rate: jax.Array,
+            teacher: Network | None,
         ) -> tuple[Carry, tuple[jax.Array, jax.Array]]:
             def loss(params: PyTree, *rest: Any) -> Any:
                 return self.loss(masked(params, n, t), *rest)
 
             (value, (state, right)), grads = jax.value_and_grad(loss, has_aux=True)(
-                carry.params, carry.state, *batch, key
+                carry.params, carry.state, *batch, key, teacher
             )
             updates, optimizer = self.optimizer.update(grads, carry.optimizer, carry.params)
             updates = jax.tree.map(lambda u: rate * u, updates)
@@ -365,7 +388,8 @@ class Trainer:
                 if isinstance(rule, Joint):
                     level = rule.draw(step, (self.seed, plan.number))
                     t = jnp.uint8(level)
-                    carry, measured = self.joint_step(carry, t, kept, batch, here, rate)
+                    teacher = self.teacher if plan.number == JOINT else None
+                    carry, measured = self.joint_step(carry, t, kept, batch, here, rate, teacher)
                 else:
                     carry, measured = self.step(carry, n, kept, batch, here, rate)
                 window.add(step, level, *measured, sparsity)

@@ -6,8 +6,8 @@ import numpy as np
 
 from elsa_train._errors import BadRecipe
 from elsa_train._jaxpruner import JaxprunerRule, make_updater
-from elsa_train._joint import DENSE, Joint
-from elsa_train._levels import Level, Schedule
+from elsa_train._joint import Joint
+from elsa_train._levels import DENSE, Level, Schedule
 from elsa_train._recipe import MOST, Recipe
 from elsa_train._rules import RULES, MaskRule
 from elsa_train._sparsify import Scope
@@ -99,7 +99,8 @@ class Plans:
         """Lay out the one phase of joint training."""
         given = self.recipe.joint_shares
         shares = tuple(int(share) for share in given.split(",")) if given else ()
-        return self._together(JOINT, "joint", self.levels, shares)
+        fixed = self.recipe.start_masks == "calibrated"
+        return self._together(JOINT, "joint", self.levels, shares, fixed=fixed)
 
     def alone(self, t: int | None) -> Plan:
         """Lay out training one level, or (None) the dense network, for as long as all of them."""
@@ -109,7 +110,13 @@ class Plans:
         return self._together(ALONE + t, f"alone {level.name}", (level,), (1, 0))
 
     def _together(
-        self, number: int, name: str, levels: tuple[Level, ...], shares: tuple[int, ...]
+        self,
+        number: int,
+        name: str,
+        levels: tuple[Level, ...],
+        shares: tuple[int, ...],
+        *,
+        fixed: bool = False,
     ) -> Plan:
         """Lay out joint training of some levels: as many steps as all phases of `sequential`."""
         recipe = self.recipe
@@ -118,7 +125,7 @@ class Plans:
             raise BadRecipe(f"{name}: {steps} steps, expected at most {MOST}")
         start = round(recipe.joint_dense * steps)
         end = max(start, min(round((1 - recipe.joint_fixed) * steps), steps - 1))
-        rule = Joint(self.scope, levels, Schedule(start, end, recipe.joint_every), shares)
+        rule = Joint(self.scope, levels, Schedule(start, end, recipe.joint_every), shares, fixed)
         return self._plan(number, name, steps, rule)
 
     def _plan(

@@ -28,6 +28,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "sparsify": ("gmp", "acdc", "rigl"),
     "score": ("magnitude", "gradient", "saliency"),
     "method": ("sequential", "joint"),
+    "start_masks": ("trained", "calibrated"),
     "rounding": ("nearest", "overwrite"),
     "optimizer": ("sgd", "adam", "adamw"),
     "judge": ("test", "validation"),
@@ -142,6 +143,13 @@ class Recipe:
         "once, then small weights give way to those of large gradient)",
     )
     method: str = _is("sequential", "how levels are trained: sequential (the paper's) or joint")
+    start: str = _is(
+        "", "initial network: a checkpoint of the model, an ELSA file or a run's folder"
+    )
+    start_masks: str = _is(
+        "trained", "joint: levels are found in training, or calibrated in `start` and kept"
+    )
+    distill: bool = _is(False, "joint: learn the answers of `start`, not the labels")
     joint_dense: float = _is(
         0.25, "joint: part of the run before levels differ", at_least=0, at_most=1
     )
@@ -241,6 +249,8 @@ class Recipe:
                 raise BadRecipe(
                     f"sparsify {self.sparsify!r} does not go with {name} {getattr(self, name)!r}"
                 )
+        if self.start_masks == "calibrated" and self.scope == "nm":
+            raise BadRecipe("start_masks: found 'calibrated', which goes with scopes of sparsities")
         if self.prune_start > self.prune_end:
             raise BadRecipe("expected prune_start <= prune_end")
         if self.dataset not in NAMES and not is_own(self.dataset):

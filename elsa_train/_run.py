@@ -31,14 +31,15 @@ from elsa_train._folder import (
     write_json,
 )
 from elsa_train._jaxpruner import JaxprunerRule, jaxpruner_rules
-from elsa_train._joint import DENSE, masked, nest
-from elsa_train._levels import Level, parse_levels
+from elsa_train._joint import masked, nest
+from elsa_train._levels import DENSE, Level, parse_levels
 from elsa_train._loop import Phase, Trainer
 from elsa_train._multilevel import Network, Progress, Result, check_level, multi_level, zeros
 from elsa_train._plan import EQUAL_EPOCHS, REFERENCE, Plan, Plans
 from elsa_train._recipe import MOST, Recipe
 from elsa_train._report import Reporter
 from elsa_train._sparsify import Scope
+from elsa_train._start import calibrated, checksum, read_start
 from elsa_train._stop import StopSignal
 from elsa_train.data import in_processes, load
 from elsa_train.data.protocol import identity_of
@@ -92,6 +93,14 @@ class Run:
             self.plans.joint()
             self.trainer.check_statistics()
         self.settings = settings_of(recipe, seed) | identity_of(self.trainer.data)
+        together = recipe.start and recipe.method == "joint"
+        if (recipe.distill or recipe.start_masks == "calibrated") and not together:
+            raise BadRecipe("distill and start_masks need start, and method 'joint'")
+        self.start = read_start(recipe.start, self.trainer) if recipe.start else None
+        """The network that training begins with, if it is not drawn."""
+        if self.start is not None:
+            self.settings["start_checksum"] = checksum(self.start)
+            self.trainer.teacher = self.start if recipe.distill else None
         self.stop = StopSignal(quiet=reporter.silent)
         self.measure = self.trainer.task.measure
 
@@ -158,6 +167,9 @@ def settings_of(recipe: Recipe, seed: int) -> dict[str, Any]:
     """Return what decides a run's bits, as it is kept in checkpoints and in the file."""
     values = dataclasses.asdict(recipe)
     del values["summary"]
+    if not recipe.start:  # as runs of earlier versions say it
+        for key in ("start", "start_masks", "distill"):
+            del values[key]
     return {**values, "seed": seed}
 
 
@@ -262,7 +274,7 @@ class _Phases:
         self.run, self.trainer, self.checkpoints = run, run.trainer, checkpoints
         self.plans = run.plans.sequential()
         run.reporter.expect(sum(plan.steps for plan in self.plans.values()))
-        start = self.trainer.init()
+        start = run.start or self.trainer.init()
         counters = self.trainer.replicate(_method.counters(start.params))
         self.progress = Progress(-1, start, counters)
         self.within: Phase | None = None
@@ -330,7 +342,7 @@ def _save(
 def _train_jointly(run: Run, checkpoints: Checkpoints) -> Result:
     trainer, reporter, plan = run.trainer, run.reporter, run.plans.joint()
     reporter.expect(plan.steps)
-    start = trainer.init()
+    start = run.start or trainer.init()
     progress = Progress(-1, start, trainer.replicate(_method.counters(start.params)))
     phase = trainer.start_jointly(plan, start)
     saved = checkpoints.restore(progress, phase)
@@ -339,6 +351,9 @@ def _train_jointly(run: Run, checkpoints: Checkpoints) -> Result:
             raise cut(run.output.checkpoints, "not of joint training")
         phase = saved.phase
         reporter.resumed(phase.step)
+    elif run.recipe.start_masks == "calibrated":
+        nested = calibrated(trainer, run.scope, run.levels, start)
+        phase = trainer.start(nested.network)._replace(kept=nested.counters)
 
     def on_progress(reached: Progress) -> None:
         if reached.done % 2:

@@ -4,6 +4,19 @@
 """
 
 from elsa_train._levels import Schedule
-from elsa_train.torch._nesting import FrozenLevel, Nesting, magnitude
+from elsa_train.torch._file import FrozenLevel
+from elsa_train.torch._finetune import FinetuneReport, finetune
+from elsa_train.torch._nesting import Nesting, magnitude
+from elsa_train.torch._options import FinetuneOptions
+from elsa_train.torch._student import Student
 
-__all__ = ["FrozenLevel", "Nesting", "Schedule", "magnitude"]
+__all__ = [
+    "FinetuneOptions",
+    "FinetuneReport",
+    "FrozenLevel",
+    "Nesting",
+    "Schedule",
+    "Student",
+    "finetune",
+    "magnitude",
+]

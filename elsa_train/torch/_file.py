@@ -1,25 +1,41 @@
 """Write what was trained as an ELSA file, and compare it with what was frozen."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from elsa_converters.torch import arrays
 from numpy.typing import NDArray
+from torch import Tensor
 
 import elsa_format
 from elsa_format import LevelSpec, level_digest
 from elsa_train._errors import NotReproduced
+from elsa_train._levels import Level
 
-if TYPE_CHECKING:
-    from elsa_train.torch._nesting import FrozenLevel
+
+@dataclass(frozen=True)
+class FrozenLevel:
+    """What is remembered of a level: its measures and buffers, never its weights.
+
+    >>> FrozenLevel(Level("90%", 0.9), 100, 0.9, "sha256:…").metrics
+    {}
+    """
+
+    level: Level
+    nonzero: int
+    sparsity: float
+    digest: str
+    metrics: dict[str, float] = field(default_factory=dict)
+    buffers: dict[str, Tensor] = field(default_factory=dict)
 
 
 def write_file(
     path: str | Path,
     dense: Mapping[str, NDArray[Any]],
     nested: Sequence[str],
-    frozen: Sequence["FrozenLevel"],
+    frozen: Sequence[FrozenLevel],
     bits: int,
     *,
     metrics: Mapping[str, float],
@@ -50,7 +66,7 @@ def _same(one: NDArray[Any], other: NDArray[Any]) -> bool:
     return one.tobytes() == other.tobytes()
 
 
-def _spec(frozen: "FrozenLevel") -> LevelSpec:
+def _spec(frozen: FrozenLevel) -> LevelSpec:
     level = frozen.level
     pattern = str(level.pattern) if level.pattern else None
     return LevelSpec(level.name, target=level.target, pattern=pattern, metrics=frozen.metrics)
@@ -60,7 +76,7 @@ def _check(
     path: str | Path,
     dense: Mapping[str, NDArray[Any]],
     nested: Sequence[str],
-    frozen: Sequence["FrozenLevel"],
+    frozen: Sequence[FrozenLevel],
 ) -> None:
     """Compare each level of the file, and the dense network, with what was trained."""
     elsa_format.verify(path)

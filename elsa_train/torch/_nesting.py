@@ -5,7 +5,7 @@ to zero. Masking gradients would not do, as momentum and weight decay move weigh
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -32,29 +32,15 @@ from elsa_train._levels import (
     parse_levels,
 )
 from elsa_train.torch import _bits
-from elsa_train.torch._file import write_file
+from elsa_train.torch._file import FrozenLevel, write_file
+from elsa_train.torch._options import FinetuneOptions
 from elsa_train.torch._parameters import buffers_of, check_finite, input_axis, prunable
 from elsa_train.torch._select import keys, select, select_blocks
+from elsa_train.torch._student import Student
 
 Score = Callable[[nn.Parameter], Tensor]
 Evaluate = Callable[[], Mapping[str, Any]]
 NOW = Schedule(0, 0, 1)
-
-
-@dataclass(frozen=True)
-class FrozenLevel:
-    """What is remembered of a level: its measures and buffers, never its weights.
-
-    >>> FrozenLevel(Level("90%", 0.9), 100, 0.9, "sha256:…").metrics
-    {}
-    """
-
-    level: Level
-    nonzero: int
-    sparsity: float
-    digest: str
-    metrics: dict[str, float] = field(default_factory=dict)
-    buffers: dict[str, Tensor] = field(default_factory=dict)
 
 
 def magnitude(parameter: nn.Parameter) -> Tensor:
@@ -146,6 +132,15 @@ class Nesting:
         self._kept: dict[str, Tensor] = {}
         if optimizer is not None:
             self.watch(optimizer)
+
+    @staticmethod
+    def from_file(model: nn.Module, net: Any, options: FinetuneOptions | None = None) -> Student:
+        """Go on from a packed file: its masks stay, and all levels train together.
+
+        `model` is the network that was packed, from which they learn. See `Student`, and `finetune`
+        for a loop.
+        """
+        return Student(model, net, options)
 
     @property
     def sparsifying(self) -> bool:

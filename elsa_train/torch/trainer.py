@@ -1,6 +1,6 @@
 """Nested levels in Hugging Face's Trainer.
 
->>> from elsa_train.torch.trainer import NestingCallback
+>>> from elsa_train.torch.trainer import FinetuneCallback, NestingCallback
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from elsa_format import OutputExists
 from elsa_train._errors import TrainError
 from elsa_train._levels import Schedule, parse_levels
 from elsa_train.torch._nesting import Nesting
+from elsa_train.torch._student import Student
 
 FILE = "nesting.pt"
 """Beside the Trainer's own files in a checkpoint."""
@@ -110,3 +112,49 @@ class NestingCallback(TrainerCallback):
 
     def _folder(self, args: TrainingArguments, state: TrainerState) -> Path:
         return Path(args.output_dir) / f"checkpoint-{state.global_step}"
+
+
+class FinetuneCallback(TrainerCallback):
+    """Tells the `Student` that a Trainer trains which step it is, and writes its file at the end.
+
+    The Trainer's model is the student, as `Nesting.from_file` returns it, and its loss is the
+    distance from the original network. `TrainingArguments(remove_unused_columns=False)`, as the
+    student takes whatever the original takes.
+
+    Args:
+        student: What the Trainer trains.
+        out: The file to write when it is done.
+        force: Replace a file that exists.
+
+    >>> model = torch.nn.Linear(100, 10)
+    >>> import elsa_format
+    >>> report = elsa_format.pack(model.state_dict(), "line.safetensors", sparsities=[90, 50])
+    >>> student = Nesting.from_file(model, "line.safetensors")
+    >>> callback = FinetuneCallback(student, "tuned.safetensors")  # Trainer(student, callbacks=[…])
+    """
+
+    def __init__(self, student: Student, out: str | Path, *, force: bool = False) -> None:
+        self.student, self.out, self.force = student, Path(out), force
+        if self.out.exists() and not force:
+            raise OutputExists(f"{out}: exists already", "{force} replaces it", force=True)
+
+    def on_step_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **objects: Any,
+    ) -> None:
+        """Choose the levels of the step."""
+        self.student.step = state.global_step
+
+    def on_train_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **objects: Any,
+    ) -> None:
+        """Write the file."""
+        if state.is_world_process_zero:
+            self.student.write(self.out, force=self.force)

@@ -40,7 +40,7 @@ OPTIONAL = {
 """Packages that make test does without, and what they need."""
 OWN = {
     "elsa_converters.flax_onnx": ["template_from_flax"],
-    "elsa_train.torch.trainer": ["NestingCallback"],
+    "elsa_train.torch.trainer": ["FinetuneCallback", "NestingCallback"],
 }
 WITHOUT = {
     "jaxpruner_rules": "needs jaxpruner, which is not on PyPI",

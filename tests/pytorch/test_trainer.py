@@ -10,7 +10,9 @@ from elsa_converters.transformers import ElsaConfig
 from internals import TrainError
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
-from elsa_train.torch.trainer import NestingCallback
+import elsa_format
+from elsa_train.torch import FinetuneOptions, Nesting
+from elsa_train.torch.trainer import FinetuneCallback, NestingCallback
 
 SIZES = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 
@@ -100,3 +102,48 @@ def test_a_schedule_longer_than_a_level() -> None:
 
     with pytest.raises(TrainError, match="ends at step 8 of 8 steps"):
         make(schedule=Schedule(0, 8, 1))
+
+
+def finetuned(folder: Path, out: Path, steps: int, resume: bool | None = None) -> None:
+    torch.manual_seed(0)
+    model = BertForSequenceClassification(BertConfig(**SIZES, intermediate_size=32))
+    with torch.no_grad():
+        model.classifier.weight.mul_(500)  # so that it is sure of some answers
+    net = out.parent / "net.safetensors"
+    if not net.exists():
+        elsa_format.pack(model.state_dict(), net, sparsities=[90, 50], exclude=["*embeddings*"])
+    student = Nesting.from_file(model, net, FinetuneOptions(each="one"))
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        max_steps=steps,
+        per_device_train_batch_size=8,
+        learning_rate=3e-3,
+        lr_scheduler_type="constant",
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+        seed=1,
+        save_strategy="steps",
+        save_steps=8,
+        remove_unused_columns=False,
+    )
+    callback = FinetuneCallback(student, out, force=True)
+    some = [{"input_ids": torch.stack([Words()[i]["input_ids"] for i in range(8)])}]
+    before = student.measure(some)
+    work = Trainer(student, arguments, train_dataset=Words(), callbacks=[callback])
+    work.train(resume_from_checkpoint=resume)
+    after = student.measure(some)
+    if steps == 24:
+        assert after[1]["loss"] < before[1]["loss"]
+
+
+def test_a_trainer_fine_tunes_a_packed_file(tmp_path: Path) -> None:
+    """And resumes: the file has the same bytes."""
+    finetuned(tmp_path / "whole", tmp_path / "whole.safetensors", 24)
+    with elsa_format.open(tmp_path / "whole.safetensors") as file:
+        assert [level.name for level in file.levels] == ["90%", "50%"]
+        assert "classifier.bias" in file.per_level
+    finetuned(tmp_path / "parts", tmp_path / "parts.safetensors", 8)
+    finetuned(tmp_path / "parts", tmp_path / "parts.safetensors", 24, resume=True)
+    one, other = (tmp_path / f"{name}.safetensors" for name in ("whole", "parts"))
+    assert one.read_bytes() == other.read_bytes()
