@@ -5,14 +5,15 @@ BIN := $(VENV)/bin
 # For every build of the C files here. Users' builds (CMakeLists.txt) have no warnings to fail on.
 C := -std=c11 -shared -fPIC -Wall -Wextra -Wconversion -Wpedantic -Werror -DPy_LIMITED_API=0x030b0000
 INCLUDE = -isystem $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))')
-SPARSE := converters/elsa_converters/onnx_sparse/native
+SPARSE := converters/elsa_converters/sparse/native
+SPARSE_SOURCES = $(wildcard $(SPARSE)/*.c $(SPARSE)/*/*.c)
 SPARSE_C := -std=c11 -ffp-contract=fast -Wall -Wextra -Wconversion -Wpedantic -Werror
-CHECK = $(filter-out %/ops.c,$(wildcard $(SPARSE)/*.c)) tests/sparse/check.c -I$(SPARSE) -lm -lpthread
+CHECK = $(wildcard $(SPARSE)/*.c) tests/sparse/check.c -I$(SPARSE) -lm -lpthread
 
 .PHONY: demo web test test-install dist test-dist test-pythons test-lowest test-torch test-runtimes test-neon test-arm lint site bench asan tsan fuzz results runtimes clean
 .DEFAULT_GOAL := test
 
-$(VENV)/ready: pyproject.toml constraints.txt CMakeLists.txt $(wildcard elsa_format/*.c elsa_format/native/* $(SPARSE)/*)
+$(VENV)/ready: pyproject.toml constraints.txt CMakeLists.txt $(wildcard elsa_format/*.c elsa_format/native/* $(SPARSE)/* $(SPARSE)/*/*)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
@@ -100,7 +101,7 @@ test-torch: $(VENV)/ready  ## what needs PyTorch, which make test does without
 RUNTIMES := onnxruntime==1.18.1:numpy<2 onnxruntime==1.23.2:numpy onnxruntime:openvino
 test-runtimes:  ## the sparse operators in other versions of ONNX Runtime and OpenVINO, in new environments
 	mkdir -p .cache
-	cc $(SPARSE_C) -O3 -shared -fPIC -fvisibility=hidden $(SPARSE)/*.c -o .cache/libelsa_sparse.so
+	cc $(SPARSE_C) -O3 -shared -fPIC -fvisibility=hidden $(SPARSE_SOURCES) -o .cache/libelsa_sparse.so
 	for runtime in '$(word 1,$(RUNTIMES))' '$(word 2,$(RUNTIMES))' '$(word 3,$(RUNTIMES))'; do \
 	  rm -rf .cache/runtime && $(PYTHON) -m venv .cache/runtime && \
 	  .cache/runtime/bin/python -m pip install --quiet "$${runtime%%:*}" "$${runtime##*:}" \
@@ -128,7 +129,7 @@ lint: $(VENV)/ready  ## ruff, mypy, import-linter, compilers' warnings
 	mkdir -p .cache
 	for compiler in cc $$(command -v clang); do for variant in -UELSA_PLAIN -DELSA_PLAIN; do \
 	  $$compiler $(C) -O3 $$variant $(INCLUDE) elsa_format/native/*.c -o .cache/lint.so || exit 1; \
-	done; $$compiler $(SPARSE_C) -O3 -shared -fPIC $(SPARSE)/*.c -o .cache/lint.so || exit 1; done
+	done; $$compiler $(SPARSE_C) -O3 -shared -fPIC $(SPARSE_SOURCES) -o .cache/lint.so || exit 1; done
 
 site: $(VENV)/ready  ## the documentation as a site, in site/
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group site
@@ -158,7 +159,7 @@ asan: $(VENV)/ready  ## the kernels' tests with the C module under AddressSaniti
 	cc $(SPARSE_C) -D_GNU_SOURCE -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all $(CHECK) \
 	  -o .cache/asan/check
 	cc $(SPARSE_C) -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -shared -fPIC \
-	  -fvisibility=hidden $(SPARSE)/*.c -o .cache/asan/libelsa_sparse.so
+	  -fvisibility=hidden $(SPARSE_SOURCES) -o .cache/asan/libelsa_sparse.so
 	for isa in avx512 avx2 base; do \
 	  ELSA_SPARSE_ISA=$$isa .cache/asan/check 3000 && \
 	  LD_PRELOAD="$$(cc -print-file-name=libasan.so) $$(cc -print-file-name=libubsan.so)" \

@@ -23,7 +23,7 @@ from _networks import NETWORKS, Network, with_weights
 from _rivals import OTHERS, int8, matrix_runs, openvino_runs
 from delivery_sizes import MODELS, model
 from elsa_converters.onnx import OnnxCheckpoint, export
-from elsa_converters.onnx_sparse import find_library, instructions
+from elsa_converters.sparse import find_library, instructions
 from internals import example_inputs, fastest_layers, prepare, use_sparse
 
 import elsa_format

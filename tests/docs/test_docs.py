@@ -54,7 +54,7 @@ def test_versions_are_those_that_are_asked_for_and_run() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     extras = " ".join(word for words in project["optional-dependencies"].values() for word in words)
     make = (ROOT / "Makefile").read_text("utf-8")
-    native = ROOT / "converters" / "elsa_converters" / "onnx_sparse" / "native" / "ops.c"
+    native = ROOT / "converters" / "elsa_converters" / "sparse" / "native" / "onnxruntime" / "ops.c"
 
     def asked(name: str, text: str = extras) -> str:
         (found,) = set(re.findall(rf"\b{name}[>=]=([\d.]+)", text)) - {""}

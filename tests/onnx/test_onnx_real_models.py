@@ -18,7 +18,7 @@ from elsa_converters.onnx import (
     export_all_levels,
     session,
 )
-from elsa_converters.onnx_sparse import find_library
+from elsa_converters.sparse import find_library
 from onnx import ModelProto
 
 import elsa_format

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from elsa_converters.onnx_sparse import find_library
+from elsa_converters.sparse import find_library
 from internals import function, to_csr, to_pattern
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper

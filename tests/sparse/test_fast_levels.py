@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 from click.testing import CliRunner
 from elsa_converters import onnx as converter
-from elsa_converters import onnx_sparse
+from elsa_converters import sparse as sparse_room
 from internals import _bench as bench_module
 from internals import _fast as pick
 from internals import _latency as latency
@@ -59,7 +59,7 @@ def quick(monkeypatch):
 @pytest.fixture
 def no_library(monkeypatch):
     """As on a machine without a compiler."""
-    for module in (onnx_sparse, session, timing, bench_module, pick):
+    for module in (sparse_room, session, timing, bench_module, pick):
         monkeypatch.setattr(module, "find_library", lambda: None)
 
 
@@ -233,7 +233,7 @@ def test_without_the_library(packed, tmp_path, no_library):
     assert not list(tmp_path.iterdir())
     converter.export(*packed, tmp_path / "fast.onnx", level=2, fast=0.5)
     same(run(tmp_path / "fast.onnx"), expected)
-    assert onnx_sparse.instructions() == "none"
+    assert sparse_room.instructions() == "none"
     rows = converter.measure_levels(*packed, threads=1, seconds=0)
     assert all(row.fast_seconds is None for row in rows)
     result = CliRunner().invoke(
@@ -469,3 +469,9 @@ def test_help_needs_no_onnx():
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "False"
+
+
+def test_the_former_name_works_with_a_warning() -> None:
+    with pytest.warns(DeprecationWarning, match=r"is now elsa_converters\.sparse\.find_library"):
+        from elsa_converters.onnx_sparse import find_library as former
+    assert former is sparse_room.find_library

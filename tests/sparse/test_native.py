@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-NATIVE = ROOT / "converters/elsa_converters/onnx_sparse/native"
+NATIVE = ROOT / "converters/elsa_converters/sparse/native"
 COMPILER = next((c for c in ("cc", "gcc", "clang") if shutil.which(c)), None)
 
 
@@ -20,7 +20,7 @@ def check(tmp_path_factory):
             pytest.fail("no C compiler")
         pytest.skip("no C compiler")
     program = tmp_path_factory.mktemp("native") / "check"
-    sources = [str(path) for path in NATIVE.glob("*.c") if path.name != "ops.c"]
+    sources = [str(path) for path in NATIVE.glob("*.c")]
     command = [COMPILER, "-std=gnu11", "-O2", "-ffp-contract=fast", f"-I{NATIVE}", *sources]
     command += [str(Path(__file__).with_name("check.c")), "-o", str(program), "-lm", "-lpthread"]
     subprocess.run(command, check=True)

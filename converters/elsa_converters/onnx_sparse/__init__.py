@@ -1,30 +1,16 @@
-"""Operators that skip the zeros: elsa.SparseMatMul, elsa.SparseConv and elsa.NMMatMul.
+"""The former name of `elsa_converters.sparse`, kept for one more release."""
 
-They are a library in C for any ONNX Runtime, and functions of stock operators for everything else.
-"""
+from typing import Any
+from warnings import warn
 
-import ctypes
-from pathlib import Path
+from elsa_converters import sparse
 
 __all__ = ["find_library", "instructions"]
 
-NAMES = ("libelsa_sparse.so", "libelsa_sparse.dylib", "elsa_sparse.dll")
 
-
-def find_library() -> Path | None:
-    """The operators' library, None where it was not built as there was no compiler."""
-    for folder in __path__:
-        for name in NAMES:
-            if (path := Path(folder) / "lib" / name).is_file():
-                return path.resolve()
-    return None
-
-
-def instructions() -> str:
-    """What the operators run on here: `avx512`, `avx2`, `base` (SSE2, NEON), or `none`."""
-    path = find_library()
-    if path is None:
-        return "none"
-    isa = ctypes.CDLL(str(path)).elsa_sparse_isa
-    isa.restype = ctypes.c_char_p
-    return str(isa().decode())
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    text = f"elsa_converters.onnx_sparse.{name} is now elsa_converters.sparse.{name}"
+    warn(text, DeprecationWarning, stacklevel=2)
+    return getattr(sparse, name)

@@ -15,7 +15,7 @@ from onnx.shape_inference import InferenceError, infer_shapes
 
 from elsa_converters.onnx._graph.behind import behind
 from elsa_converters.onnx._graph.walk import Arrays, all_graphs
-from elsa_converters.onnx_sparse._weights import MOST_COLUMNS, MOST_KERNEL, is_kept
+from elsa_converters.sparse._weights import MOST_COLUMNS, MOST_KERNEL, is_kept
 
 _HALVES = ("bfloat16", "float16")
 

@@ -10,7 +10,7 @@ from elsa_converters.onnx._fast.layers import Layer
 from elsa_converters.onnx._fast.rewrite import prepare, use_sparse
 from elsa_converters.onnx._fast.timing import example_inputs, new_session, shortest_times
 from elsa_converters.onnx._graph.walk import Arrays
-from elsa_converters.onnx_sparse import find_library
+from elsa_converters.sparse import find_library
 from elsa_format import InfeasibleLevels, InvalidOption
 from elsa_format.levels import Sparsity, zeros_of
 

@@ -8,11 +8,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from elsa_converters._errors import UnsupportedOnnx
-from elsa_converters.onnx._fast.layers import Layer, find_layers
-from elsa_converters.onnx._graph.simplify import fold_batch_norm
-from elsa_converters.onnx._graph.walk import Arrays, FreshNames, remove_named, used
-from elsa_converters.onnx._model.read import opset_versions
-from elsa_converters.onnx_sparse._functions import (
+from elsa_converters.onnx._fast.functions import (
     DOMAIN,
     FIRST_IR,
     FIRST_OPSET,
@@ -20,7 +16,11 @@ from elsa_converters.onnx_sparse._functions import (
     function,
     operator,
 )
-from elsa_converters.onnx_sparse._weights import parts_of, to_csr, to_pattern
+from elsa_converters.onnx._fast.layers import Layer, find_layers
+from elsa_converters.onnx._graph.simplify import fold_batch_norm
+from elsa_converters.onnx._graph.walk import Arrays, FreshNames, remove_named, used
+from elsa_converters.onnx._model.read import opset_versions
+from elsa_converters.sparse._weights import parts_of, to_csr, to_pattern
 
 _PASSED_ON = ("Cast", "Transpose", "Identity")
 

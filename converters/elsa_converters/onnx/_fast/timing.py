@@ -14,7 +14,7 @@ from onnx import ModelProto
 from elsa_converters.onnx._graph.walk import Arrays
 from elsa_converters.onnx._model.read import parse_model
 from elsa_converters.onnx._model.write import with_values
-from elsa_converters.onnx_sparse import find_library
+from elsa_converters.sparse import find_library
 from elsa_format import InvalidOption
 
 Feeds = dict[str, NDArray[Any]]

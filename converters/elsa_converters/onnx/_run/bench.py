@@ -19,7 +19,7 @@ from elsa_converters.onnx._fast.timing import (
     shortest_times,
 )
 from elsa_converters.onnx._write.export import export
-from elsa_converters.onnx_sparse import find_library
+from elsa_converters.sparse import find_library
 from elsa_format import Incomplete, InvalidOption, Metric
 from elsa_format.plugins import BETTER, LevelNumber, counted, open_network
 

@@ -17,7 +17,7 @@ from elsa_converters.onnx._level.read import Template, open_level
 from elsa_converters.onnx._model.read import LEVELS_KEY
 from elsa_converters.onnx._model.write import with_values
 from elsa_converters.onnx._write.all_levels import LEVEL
-from elsa_converters.onnx_sparse import find_library
+from elsa_converters.sparse import find_library
 from elsa_format.plugins import LevelLike, LevelNumber, Source, find_level
 
 

@@ -1,4 +1,4 @@
-"""Weights in the form that the operators take: CSR, or n values in each m columns."""
+"""Weights in the form that the layers take: CSR, or n values in each m columns."""
 
 from dataclasses import dataclass
 from typing import Any

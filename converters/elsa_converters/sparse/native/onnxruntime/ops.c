@@ -1,8 +1,8 @@
 /* The operators elsa.SparseMatMul, SparseConv and NMMatMul, with Add and Relu in their names where they
  * add another input and end in a ReLU, for ONNX Runtime's register_custom_ops_library. Their definition in
- * stock operators is in each model, as functions of the same names: see ../_functions.py. */
+ * stock operators is in each model, as functions of the same names: see onnx/_fast/functions.py. */
 #include "ort_api.h"
-#include "sparse.h"
+#include "../sparse.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /* Layers with sparse weights: y = relu(w x + bias + sum), as a matrix product or a convolution.
  *
- * Nothing in here knows ONNX Runtime; ops.c brings the two together. A layer does not change after
+ * Nothing in here knows a runtime; a folder of its own brings each of them together with it. A layer does not change after
  * it was checked, so that any number of threads may run it at once. */
 #ifndef ELSA_SPARSE_H
 #define ELSA_SPARSE_H
