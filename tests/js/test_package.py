@@ -71,10 +71,11 @@ def imported(module: str) -> set[str]:
 
 
 def test_every_module_is_used_and_needs_no_other_package() -> None:
-    assert imported("index.js") == {path.name for path in SOURCES.iterdir()}
+    package = json.loads((ROOT / "js" / "package.json").read_text("utf-8"))
+    entries = [Path(entry["default"]).name for entry in package["exports"].values()]
+    assert set().union(*map(imported, entries)) == {path.name for path in SOURCES.iterdir()}
     for path in SOURCES.iterdir():
         assert re.findall(r"from '(?!\./)", path.read_text("utf-8")) == []
-    package = json.loads((ROOT / "js" / "package.json").read_text("utf-8"))
     assert "dependencies" not in package
 
 
