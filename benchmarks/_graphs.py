@@ -193,9 +193,9 @@ def decoder(weights: Arrays, heads: int) -> onnx.ModelProto:
     hides = g.node("Mul", hides, g.const("low", -1e9))
     outputs: list[tuple[str, int, list[str | int]]] = []
     inputs: list[tuple[str, int, list[str | int]]] = [
-        ("input_ids", TensorProto.INT64, ["batch", "sequence"]),
-        ("attention_mask", TensorProto.INT64, ["batch", "total"]),
-        ("position_ids", TensorProto.INT64, ["batch", "sequence"]),
+        ("input_ids", TensorProto.INT64, ["batch_size", "sequence_length"]),
+        ("attention_mask", TensorProto.INT64, ["batch_size", "total_sequence_length"]),
+        ("position_ids", TensorProto.INT64, ["batch_size", "sequence_length"]),
     ]
     split = g.ints(0, 0, heads, hidden // heads)
     for i in range(layers):
@@ -208,9 +208,12 @@ def decoder(weights: Arrays, heads: int) -> onnx.ModelProto:
         )
         past = [f"past_key_values.{i}.{kind}" for kind in ("key", "value")]
         now = [f"present.{i}.{kind}" for kind in ("key", "value")]
-        shape: list[str | int] = ["batch", heads, "past", hidden // heads]
+        shape: list[str | int] = ["batch_size", heads, "past_sequence_length", hidden // heads]
         inputs += [(name, TensorProto.FLOAT, shape) for name in past]
-        outputs += [(name, TensorProto.FLOAT, [*shape[:2], "total", shape[3]]) for name in now]
+        outputs += [
+            (name, TensorProto.FLOAT, [*shape[:2], "total_sequence_length", shape[3]])
+            for name in now
+        ]
         k, v = (
             g.node("Concat", a, b, out=c, axis=2) for a, b, c in zip(past, (k, v), now, strict=True)
         )
@@ -226,7 +229,7 @@ def decoder(weights: Arrays, heads: int) -> onnx.ModelProto:
         x = g.node("Add", x, g.node("MatMul", wide, g.const(f"h.{i}.out", weights[f"h.{i}.out"])))
     x = g.node("LayerNormalization", x, scale, axis=-1)
     g.node("MatMul", x, g.node("Transpose", "wte", perm=[1, 0]), out="logits")
-    logits: list[str | int] = ["batch", "sequence", len(weights["wte"])]
+    logits: list[str | int] = ["batch_size", "sequence_length", len(weights["wte"])]
     return g.model(inputs, [("logits", TensorProto.FLOAT, logits), *outputs])
 
 

@@ -16,7 +16,7 @@ from report.browser import find_programs
 from test_browser import Visitor
 from test_runtimes import found as find_runtime
 from test_web_docs import Ranges
-from web_networks import assert_same, build, reference, served
+from web_networks import assert_same, served
 
 import elsa_format
 
@@ -62,19 +62,6 @@ def test_what_is_downloaded_and_kept(node: str, tmp_path: Path) -> None:
     assert re.search(r"^# pass [1-9]", done.stdout, re.MULTILINE), done.stdout
 
 
-@pytest.fixture(scope="module")
-def networks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Networks, and their directories for the web."""
-    folder = tmp_path_factory.mktemp("networks")
-    build(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def expected(networks: Path) -> dict[str, list[float]]:
-    return reference(networks)
-
-
 def library(version: str) -> str:
     """The library, where make runtimes has put it."""
     path = MODULES / version
@@ -98,6 +85,15 @@ def test_levels_in_node(
         found = json.loads(run_node(script, library(version), base, tmp_path))
         assert found.pop("pipeline") in ("x", "y", "z")
         assert_same(found, expected, 1e-5)
+
+
+def test_levels_by_kernels_that_skip_zeros(
+    run_node: Callable[..., str], networks: Path, expected: dict[str, Any], tmp_path: Path
+) -> None:
+    script, base = HERE / "run_transformers.mjs", f"{networks}/www/"
+    found = json.loads(run_node(script, library("newest"), base, tmp_path, "run"))
+    assert found.pop("pipeline") in ("x", "y", "z")
+    assert_same(found, expected, 1e-4)
 
 
 @pytest.mark.parametrize("command", [["deno", "run", "-A", "--node-modules-dir=manual"], ["bun"]])
