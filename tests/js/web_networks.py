@@ -30,7 +30,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 def models() -> dict[str, onnx.ModelProto]:
     """An encoder, a classifier, an image model and a decoder with a cache."""
     return {
-        "bert": graphs.bert(graphs.random_bert(), 4),
+        "bert": graphs.bert(graphs.random_bert(words=2100), 4),
         "cls": graphs.bert(graphs.random_bert(1, labels=3), 4, labels=True),
         "cnn": graphs.mobile(),
         "dec": graphs.decoder(graphs.random_decoder(), 4),
