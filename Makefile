@@ -26,14 +26,17 @@ demo: $(VENV)/ready  ## train, pack, stream, export and run a nested network on 
 # From npm, never committed, and done without where npm is missing or cannot install.
 NPM := command -v npm > /dev/null && timeout 60 npm install --silent --no-audit --no-fund --prefix
 ORT_WEB := onnxruntime-web@1.30.0
+# The newest and the release before. What they depend on would download more when it is installed.
+TRANSFORMERS_JS := newest@npm:@huggingface/transformers@4.3.1 before@npm:@huggingface/transformers@4.3.0
 web: $(VENV)/ready  ## a page on which the demo's network arrives level by level
 	test -f demo-out/net.onnx || $(BIN)/python examples/demo.py
 	$(NPM) .cache/web $(ORT_WEB) || true
 	$(BIN)/python examples/web/serve.py --runtime .cache/web/node_modules/onnxruntime-web/dist
 
-runtimes:  ## Deno, Bun and ONNX Runtime Web: make test tries the JavaScript in them where they are found
+runtimes:  ## Deno, Bun, ONNX Runtime Web, transformers.js: make test tries the JavaScript in them where they are found
 	$(NPM) .cache/runtimes deno@2.9.6 bun@1.4.4 || true
 	$(NPM) .cache/web $(ORT_WEB) || true
+	$(NPM) .cache/transformers --ignore-scripts $(TRANSFORMERS_JS) || true
 
 # One worker more than the two cores of a small machine: many tests wait for processes and servers.
 test: $(VENV)/ready  ## the whole suite, then the parts that touch bits once more without the C module

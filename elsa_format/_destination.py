@@ -165,12 +165,15 @@ def _size(place: Place) -> int:
 class DirectoryTarget(os.PathLike[str]):
     """Where weights go in a directory; with them come copies of another's side files."""
 
-    source: Path
+    source: Path | None
+    """The directory that is copied, if there is one."""
     folder: str
     """A path or URL."""
     name: str
     has_manifest: bool
     """Whether there is a list of the files, as `fetch` needs."""
+    made: Mapping[str, bytes]
+    """Side files that no directory has, or in place of those it has."""
 
     def __fspath__(self) -> str:
         return self.place(self.name)
@@ -187,22 +190,29 @@ class DirectoryTarget(os.PathLike[str]):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), self.folder)
         refuse_others(self.folder, self.name)
         transaction.make_folder(self)
-        for name in side_files(self.source, self._apart)[0]:
+        copied = side_files(self.source, self._apart)[0] if self.source else []
+        for name in copied:
             out = self.place(name.as_posix())
-            if _holds(out, self.source / name):
+            assert self.source is not None
+            if name.as_posix() in self.made or _holds(out, self.source / name):
                 continue
             transaction.make_folder(out)
             copy = transaction.open_file(out)
             copy_file(self.source / name, copy)
             if len(transaction.outputs) > OPEN:
                 copy.put_away()
+        for made, content in self.made.items():
+            transaction.make_folder(self.place(made))
+            transaction.open_file(self.place(made)).write_at(0, content)
         if self.has_manifest:
-            manifest = make_manifest(self.source, self.name, self._apart)
+            manifest = make_manifest(self.source, self.name, self._apart, self.made)
             transaction.open_file(self.place(MANIFEST)).write_at(0, manifest.to_bytes())
 
     @property
     def not_copied(self) -> list[str]:
         """Weights of the directory that are neither copied nor what is read."""
+        if self.source is None:
+            return []
         read = weights_file(self.source, torch=True)
         own = {read.name, *(read_index(read)[0].files if is_index(read) else ())}
         left = side_files(self.source, self._apart)[1]
@@ -266,22 +276,31 @@ def _hides(name: str, other: str) -> bool:
 
 
 def in_directory(
-    source: Any, target: T, *, variant: str | None = None, sharded: bool = False
+    source: Any,
+    target: T,
+    *,
+    variant: str | None = None,
+    sharded: bool = False,
+    made: Mapping[str, bytes] | None = None,
 ) -> T | str | DirectoryTarget:
     """The target, or the file in it if both the source and the target are directories.
 
-    So is a target that ends in a slash, or in neither `.safetensors` nor `.index.json`.
+    So is a target that ends in a slash, or in neither `.safetensors` nor `.index.json`; and one
+    that gets files which were `made` for it.
     """
     place = localized(target)
-    if not goes_to_directory(source, place):
+    folder_given = is_directory(source)
+    if not goes_to_directory(source, place) and not made:
         return place
-    found = weights_file(source, torch=True).name
+    found = weights_file(source, torch=True).name if folder_given else ""
     parsed = WeightsName.parse(found) or WeightsName.parse(found, torch=True)
-    assert parsed is not None, "weights_file goes by these names"
+    assert parsed or not folder_given, "weights_file goes by these names"
+    parsed = parsed or WeightsName(sharded=is_index(source))
     name = parsed.stored_as(variant)
     name = replace(name, sharded=name.sharded or sharded)
     folder = place if is_url(place) else os.fspath(Path(place))  # type: ignore[arg-type]
-    return DirectoryTarget(Path(source), folder, str(name), variant == SHIP)  # type: ignore[arg-type]
+    copied = Path(source) if folder_given else None
+    return DirectoryTarget(copied, folder, str(name), variant == SHIP, made or {})  # type: ignore[arg-type]
 
 
 def goes_to_directory(source: Any, target: Target) -> bool:

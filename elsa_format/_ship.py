@@ -2,7 +2,7 @@
 
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,6 +48,7 @@ def ship(
     block: int = BLOCK,
     split: bool = False,
     jobs: int = 1,
+    side_files: Mapping[str, bytes] | None = None,
     max_bytes: int | None = None,
     force: bool = False,
     progress: Progress = no_progress,
@@ -59,7 +60,8 @@ def ship(
     of them, `elsa-files.json`, which `fetch` goes by where directories cannot be listed.
     `split` writes the header with the head, and each part, as files of their own, for hosts
     without range requests: `cat target.part-*` is the delivery file. `block` is log₂ of the words
-    in a block. A network of more than `max_bytes` is refused from the header alone.
+    in a block. `side_files` are written into the directory that `target` is, too, by their names
+    with slashes. A network of more than `max_bytes` is refused from the header alone.
 
     >>> report = ship("net.safetensors", "new.ship.safetensors")
     >>> list(report.sizes), report.sizes[1] < report.source / 10
@@ -68,7 +70,7 @@ def ship(
     if check_int("block", block, low=0) not in BLOCKS:
         raise InvalidOption(f"block is {block}, expected {BLOCKS.start}..{BLOCKS.stop - 1}")
     jobs = check_int("jobs", jobs, low=1)
-    target = in_directory(source, target, variant=SHIP)
+    target = in_directory(source, target, variant=SHIP, made=side_files)
     source = weights_file(source)
     if is_index(source) != is_index(target):
         raise InvalidOption("an index is shipped to an index, and a file to a file")

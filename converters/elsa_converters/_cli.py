@@ -99,6 +99,7 @@ DIM = click.option(
 )
 @level_options
 @click.option("--all-levels", is_flag=True, help="One small graph that runs any level of SRC.")
+@click.option("--web", is_flag=True, help="A directory for browsers: OUT, with all levels.")
 @click.option("--level-input", is_flag=True, help="With --all-levels: every run chooses its level.")
 @click.option("--sparse", is_flag=True, help="Sparse initializers where they are smaller.")
 @click.option(
@@ -138,6 +139,7 @@ def export(
     template: str,
     target: str,
     all_levels: bool,
+    web: bool,
     level_input: bool,
     max_latency: float | None,
     sizes: tuple[tuple[str, int], ...],
@@ -149,6 +151,8 @@ def export(
 ) -> None:
     """Write one level of an ELSA file as an ONNX model, or a graph that runs any of them.
 
+    With --web, write a directory that transformers.js and elsa-format/run load from any web server.
+
     SRC may be a model directory, a shard index, a delivery file or its beginning as well.
 
     \b
@@ -158,19 +162,22 @@ def export(
     elsa-export net.safetensors --onnx net.onnx --level 1 --fast -o fast.onnx
     elsa-export net.safetensors --onnx net.onnx --max-latency 5ms --fast -o fast.onnx
     elsa-export net.safetensors --onnx net.onnx --all-levels -o levels.onnx
+    elsa-export net.safetensors --onnx net.onnx --web -o www/net
     """
     chosen = one_level(options)
     wishes = [name for name in ("level", "sparsity", "max_size") if options[name] is not None]
     others_given = bool(wishes) + (max_latency is not None)
-    if others_given > 1 or (all_levels and (chosen or others_given)):
+    if others_given > 1 or ((all_levels or web) and (chosen or others_given or all_levels == web)):
         raise click.UsageError(
-            "Give one of --level, --sparsity, --max-size, --max-latency and --all-levels."
+            "Give one of --level, --sparsity, --max-size, --max-latency, --all-levels and --web."
         )
     fast = options["fast"]
     others = [name for name in ("sparse", "fold", "external_data") if options[name]]
     others += ["fast"] if fast is not False else []
     if all_levels and (others or no_verify or "-" in (source, target)):
         raise click.UsageError("--all-levels points into the file SRC, and takes no such option.")
+    if web and (others or no_verify or "-" in (source, target)):
+        raise click.UsageError("--web writes every level of SRC, and takes no such option.")
     if level_input and not all_levels:
         raise click.UsageError("--level-input belongs to --all-levels.")
     if fast is not False and options["max_size"] is not None:
@@ -194,6 +201,11 @@ def export(
             given = {"level_input": level_input, "max_bytes": options["max_bytes"]}
             onnx.export_all_levels(source, template, target, force=force, **given)
             level: Any = "all"
+        elif web:
+            with progress("exporting", quiet=quiet) as shown:
+                given = {"max_bytes": options["max_bytes"], "progress": shown}
+                onnx.export_web(source, template, target, force=force, **given)
+            level = "all"
         else:
             with progress("exporting", quiet=quiet) as shown:
                 level = onnx.export(
@@ -212,7 +224,7 @@ def export(
             say(table(rows, left=3, width=columns(err=True)), err=True)
         raise
     size = None if target == "-" else written_size(target)
-    summary = f"{target}: {'all levels' if all_levels else f'level {level}'}"
+    summary = f"{target}: {'all levels' if all_levels or web else f'level {level}'}"
     summary += ", {} of {} layers sparse".format(*layers) if layers else ""
     summary += "" if size is None else f", {show_size(size)}"
     summary += f" beside {source}" if all_levels else ""

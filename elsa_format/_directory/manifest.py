@@ -87,16 +87,24 @@ def is_inside(name: str) -> bool:
     )
 
 
-def make_manifest(folder: Path, weights: str, apart: Path | None = None) -> Manifest:
-    """The manifest of a directory's side files, for weights of this name."""
+def make_manifest(
+    folder: Path | None,
+    weights: str,
+    apart: Path | None = None,
+    made: Mapping[str, bytes] | None = None,
+) -> Manifest:
+    """The manifest of a directory's side files, and of those `made`, for weights of this name."""
     entries = {}
-    for path in side_files(folder, apart)[0]:
+    for path in side_files(folder, apart)[0] if folder else []:
         name = path.as_posix()
         if not is_inside(name):
-            raise InvalidOption(f"{folder / path}: such a name cannot be listed; rename the file")
+            raise InvalidOption(f"{path}: such a name cannot be listed; rename the file")
+        assert folder is not None
         with open(folder / path, "rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
             entries[name] = Entry(os.fstat(file.fileno()).st_size, digest)
+    for name, content in (made or {}).items():
+        entries[name] = Entry(len(content), hashlib.sha256(content).hexdigest())
     return Manifest(weights, entries)
 
 

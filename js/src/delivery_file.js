@@ -28,6 +28,15 @@ const CODE = 'InvalidDelivery'
  * @property {number} count of words
  * @property {Words} words
  * @property {Set<number>} stored the first words of blocks that were stored, and so are complete
+ * @property {Map<number, any>} [kept] what `Words` has of each block
+ */
+
+/**
+ * How the words of nested tensors are kept: as they are, if nothing else is said.
+ * @typedef {object} Storage
+ * @property {(sequence: Sequence, first: number, size: number) => Words} open the words of a block
+ * @property {(sequence: Sequence, first: number, words: Words) => void} close takes in what became of them
+ * @property {(sequence: Sequence, block: number, from: number, to: number, mask?: (bytes: Uint8Array, width: number) => void) => any} read
  */
 
 /** One delivery file, as far as it has arrived. @typedef {Opened & Awaited<ReturnType<typeof openDeliveryFile>>} DeliveryFile */
@@ -35,8 +44,9 @@ const CODE = 'InvalidDelivery'
 /**
  * @param {Bytes} bytes
  * @param {boolean} shard
+ * @param {Storage} [storage]
  */
-export async function openDeliveryFile(bytes, shard) {
+export async function openDeliveryFile(bytes, shard, storage) {
   const { block, ends, start, seed, header, profile } = await readHead(bytes, shard)
   const { bits, levels: { length: levels } } = profile
   const kernels = makeKernels()
@@ -79,6 +89,12 @@ export async function openDeliveryFile(bytes, shard) {
     }
   }
 
+  /** The words of a block. @param {Sequence} sequence @param {number} first @returns {Words} */
+  function wordsAt(sequence, first) {
+    if (!sequence.kept || !storage) return sequence.words.subarray(first, first + block)
+    return storage.open(sequence, first, Math.min(block, sequence.count - first))
+  }
+
   /** @param {number} part @param {number | undefined} size @returns {never} */
   function incomplete(part, size) {
     fail('Incomplete', `${size} bytes are there, expected ${ends[part]} for ${part > levels ? 'the dense network' : `level ${part}`}`)
@@ -110,7 +126,10 @@ export async function openDeliveryFile(bytes, shard) {
       }
     }
     within(CODE, `${where}: size by the index`, sum, size)
-    for (const sequence of part === 1 ? all : plain) place(sequence)
+    for (const sequence of part === 1 ? all : plain) {
+      if (storage && nested.includes(sequence)) sequence.kept = new Map()
+      else place(sequence)
+    }
     const decoder = makeDecoder(Math.min(block, Math.max(0, ...all.map(({ count }) => count))), bits, levels)
     // Of a payload behind its checksum, and with 8 bytes to spare: decoders read whole words.
     const buffer = new Uint8Array(longest + 16)
@@ -122,8 +141,8 @@ export async function openDeliveryFile(bytes, shard) {
         const stated = new DataView(buffer.buffer).getBigUint64(0, true)
         checkSum(`${name}: checksum`, xxh3(buffer.subarray(8, whole), seed, kernels), writeChecksum(stated))
       }
-      const { words, stored } = sequence
-      const one = words.subarray(first, first + block)
+      const { stored } = sequence
+      const one = wordsAt(sequence, first)
       /** @type {Payload} */
       const payload = [buffer.subarray(8), length, name]
       if (plain.includes(sequence)) decoder.plain(payload, one, sequence)
@@ -132,6 +151,7 @@ export async function openDeliveryFile(bytes, shard) {
         const places = decoder.nested(payload, one, sequence, part > levels ? 0 : part)
         if (!places) stored.add(first)
         count(sequence, first, bytesOf(one), part, places)
+        if (sequence.kept) storage?.close(sequence, first, one)
       }
     }
   }
@@ -186,10 +206,14 @@ export async function openDeliveryFile(bytes, shard) {
   /** Forget what a part brought that did not arrive whole. @param {number} part */
   function undo(part) {
     for (const { name } of plainEntries(part)) arrays.delete(name)
-    for (const { count, stored, bits: width, words } of nested) {
+    for (const sequence of nested) {
+      const { count, stored, bits: width } = sequence
       if (part === 1) stored.clear()
       for (let first = 0; first < count; first += block) {
-        if (!stored.has(first)) mask(bytesOf(words.subarray(first, first + block)), width, part - 1)
+        if (stored.has(first)) continue
+        const one = wordsAt(sequence, first)
+        mask(bytesOf(one), width, part - 1)
+        if (sequence.kept) storage?.close(sequence, first, one)
       }
     }
   }
@@ -200,6 +224,19 @@ export async function openDeliveryFile(bytes, shard) {
       kernels.mask(width / 8, piece.length, 2 ** bits - 1, level)
       piece.set(kernels.block.subarray(0, piece.length))
     })
+  }
+
+  /** Where the words of a nested tensor are, if they are not kept as they are. @param {Entry} entry @returns {[Sequence, number, number, number] | undefined} */
+  function keptOf(entry) {
+    for (const sequence of nested) {
+      let at = 0
+      for (const { name, size } of sequence.kept ? sequence.entries : []) {
+        const end = at + 8 * size / sequence.bits
+        if (name === entry.name) return [sequence, block, at, end]
+        at = end
+      }
+    }
+    return undefined
   }
 
   /**
@@ -213,6 +250,8 @@ export async function openDeliveryFile(bytes, shard) {
     const exact = level === 'dense' || file.parts === level && nested.every(({ stored }) => !stored.size)
     return [...wantedNames(header, profile, level)].map(([stored, name]) => {
       const entry = /** @type {Entry} */ (header.tensors.get(stored))
+      const kept = storage && keptOf(entry)
+      if (kept) return [name, { ...makeTensor(entry, allocate(0)), ...storage.read(...kept, exact ? undefined : (bytes, width) => mask(bytes, width, level)) }]
       const found = arrays.get(stored) ?? allocate(0)
       const bytes = final ? found : allocate(entry.size)
       if (!final) bytes.set(found)
@@ -232,7 +271,9 @@ export async function openDeliveryFile(bytes, shard) {
       const stated = profile.checksums.get(name)
       // Before the dense part, words of nested tensors are missing.
       if (!stated || compared.has(name) || last <= levels && profile.nested.has(name)) continue
-      checkSum(say`checksum of ${name}`, xxh3(arrays.get(name) ?? allocate(0), 0n, kernels), stated)
+      const kept = storage && keptOf(/** @type {Entry} */ (header.tensors.get(name)))
+      const bytes = kept ? bytesOf(storage.read(...kept).words) : arrays.get(name)
+      checkSum(say`checksum of ${name}`, xxh3(bytes ?? allocate(0), 0n, kernels), stated)
       compared.add(name)
     }
     for (const entry of header.order) {

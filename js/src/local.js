@@ -1,10 +1,11 @@
 import { fail, say } from './errors.js'
 import { openLocal as refuse } from './no_local.js'
 
+/** @import { Place } from './kept.js' */
 /** @import { Source } from './source.js' */
 
 // Loaded where a path is given, in Node.js, Deno and Bun alone, by names that bundlers do not follow.
-const MODULES = ['node:fs', 'node:path', 'node:url']
+const MODULES = ['node:fs', 'node:path', 'node:url', 'node:os']
 const PIECE = 1 << 18
 
 /**
@@ -58,5 +59,31 @@ export async function openLocal(place) {
       }
     },
     files: name => fs.existsSync(join(folder, name)) ? open(join(folder, name)) : undefined,
+  }
+}
+
+/**
+ * A folder of kept bytes (kept.js), in the user's cache unless another is named.
+ * @param {string} name
+ * @param {true | string} cache
+ * @returns {Promise<Place>}
+ */
+export async function openPlace(name, cache) {
+  const { process } = /** @type {any} */ (globalThis)
+  if (!process?.versions?.node) return refuse()
+  const [{ promises: fs }, { join }, , { homedir }] = await Promise.all(MODULES.map(name => import(name)))
+  const folder = join(cache === true ? join(process.env.XDG_CACHE_HOME || join(homedir(), '.cache'), 'elsa') : cache, name)
+  await fs.mkdir(folder, { recursive: true })
+  return {
+    names: () => fs.readdir(folder),
+    read: async name => new Blob([await fs.readFile(join(folder, name))]),
+    async write(name, data) {
+      const path = join(folder, name)
+      await fs.writeFile(`${path}.new`, new Uint8Array(await data.arrayBuffer()))
+      await fs.rename(`${path}.new`, path)
+    },
+    async clear() {
+      for (const name of await fs.readdir(folder)) await fs.rm(join(folder, name))
+    },
   }
 }

@@ -4,3 +4,6 @@ import { fail } from './errors.js'
 export async function openLocal() {
   fail('InvalidOption', 'a path, expected an http(s) URL, a File or other bytes')
 }
+
+/** Nor is there a folder for bytes. @returns {Promise<any>} */
+export const openPlace = openLocal

@@ -35,6 +35,24 @@ def node() -> str:
     return program
 
 
+@pytest.fixture(scope="session")
+def networks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Small networks, and their directories for the web."""
+    from web_networks import build
+
+    folder = tmp_path_factory.mktemp("networks")
+    build(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def expected(networks: Path) -> dict[str, list[float]]:
+    """What Python makes of them."""
+    from web_networks import reference
+
+    return reference(networks)
+
+
 class Judge:
     """The package in a process of its own: questions and answers, one line each."""
 

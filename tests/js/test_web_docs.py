@@ -26,12 +26,15 @@ sys.path.insert(0, str(ROOT / "examples" / "web"))
 
 import serve
 
+MODULES = ROOT / ".cache" / "transformers" / "node_modules"
 RUNTIME = ROOT / ".cache" / "web" / "node_modules" / "onnxruntime-web" / "dist"
 NUMBERS = itertools.count()
 NAMES = ("load", "loadImage", "openDelivery", "inspect", "extract")
 PAGE = """<!doctype html><link rel="icon" href="data:,">
 <script type="importmap">
 {"imports": {"elsa-format": "./src/index.js",
+  "elsa-format/transformers": "./src/transformers.js", "elsa-format/run": "./src/run.js",
+  "@huggingface/transformers": "./modules/newest/dist/transformers.min.js",
   "onnxruntime-web/wasm": "./ort/ort.wasm.bundle.min.mjs"}}
 </script>
 <script type="module">
@@ -43,8 +46,16 @@ globalThis.bar = {}
 globalThis.controller = new AbortController()
 globalThis.delivery = await openDelivery('net.ship.safetensors')
 globalThis.found = {}
+const [name, library] = location.search.slice(1).split('&')
+if (library) {
+  // Nothing is fetched from a CDN.
+  const { env } = await import('@huggingface/transformers')
+  const runtime = 'modules/onnxruntime-web/dist/ort-wasm-simd-threaded.asyncify'
+  const [mjs, wasm] = ['mjs', 'wasm'].map(kind => new URL(`${runtime}.${kind}`, location).href)
+  env.backends.onnx.wasm.wasmPaths = { mjs, wasm }
+}
 try {
-  await import(`./${location.search.slice(1)}.js`)
+  await import(`./${name}.js`)
   found.done = true
 } catch (error) {
   found.error = error.stack
@@ -70,8 +81,8 @@ class Ranges(serve.Handler):
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
-    """A network, its template and its delivery file, beside the package."""
+def site(tmp_path_factory: pytest.TempPathFactory, networks: Path) -> Iterator[tuple[Path, str]]:
+    """A network, its template, its delivery file and a directory, beside the package."""
     folder = tmp_path_factory.mktemp("site")
     rng = np.random.default_rng(0)
     kernel = rng.standard_normal((64, 512)).astype(np.float32)
@@ -80,6 +91,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]
     (folder / "net.onnx").write_bytes(template(folder / "net.safetensors"))
     (folder / "index.html").write_text(PAGE)
     shutil.copytree(ROOT / "js" / "src", folder / "src")
+    (folder / "minilm").symlink_to(networks / "www" / "bert")
+    if (MODULES / "newest").exists():
+        (folder / "modules").symlink_to(MODULES)
     if all((RUNTIME / name).exists() for name in serve.RUNTIME):
         (folder / "ort").mkdir()
         for name in serve.RUNTIME:
@@ -136,7 +150,12 @@ def block_with(text: str) -> Block:
 def visit(browser: Visitor, site: tuple[Path, str], block: Block) -> Any:
     """Run a block, with imports of what blocks above it imported; gives what it left."""
     folder, base = site
+    library = "@huggingface/transformers'\n" in block.code or "await net." in block.code
+    if "await net." in block.code:  # of the block before
+        before = block_with("const { data } = await extract").code
+        block = block._replace(code=f"{before}\n{block.code}")
     needed = [name for name in NAMES if re.search(rf"\b{name}\(", block.code)]
+    needed = [name for name in needed if f"const {name} " not in block.code]
     needed = [name for name in needed if not re.search(rf"import {{[^}}]*\b{name}\b", block.code)]
     whole = "net.safetensors" if "load(" in block.code and "openDelivery(" not in block.code else ""
     names = re.findall(r"^const (?:\{ ([\w, ]+) \}|(\w+))", block.code, re.MULTILINE)
@@ -148,7 +167,7 @@ def visit(browser: Visitor, site: tuple[Path, str], block: Block) -> Any:
         f"{block.code}\nObject.assign(found, {{ {kept} }})\n",
         "utf-8",
     )
-    browser.visit(f"{base}?{name}")
+    browser.visit(f"{base}?{name}{'&library' * library}")
     browser.wait("return window.found?.done || window.found?.error")
     return browser.run("return found.error")
 
@@ -157,6 +176,8 @@ def visit(browser: Visitor, site: tuple[Path, str], block: Block) -> Any:
 def test_the_block_runs(browser: Visitor, site: tuple[Path, str], block: Block) -> None:
     if "onnxruntime-web" in block.code and not (site[0] / "ort").exists():
         pytest.skip("onnxruntime-web is not installed (make runtimes)")
+    if re.search("huggingface|await net", block.code) and not (site[0] / "modules").exists():
+        pytest.skip("transformers.js is not installed (make runtimes)")
     assert visit(browser, site, block) is None
     assert browser.console() == []
 

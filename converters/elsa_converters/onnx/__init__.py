@@ -28,6 +28,7 @@ from elsa_converters.onnx._run.session import (
 from elsa_converters.onnx._write.all_levels import export_all_levels
 from elsa_converters.onnx._write.export import ExportOptions, export
 from elsa_converters.onnx._write.template import OnnxCheckpoint, renew_template, write_template
+from elsa_converters.onnx._write.web import export_web
 
 __all__ = [
     "ExportOptions",
@@ -45,6 +46,7 @@ __all__ = [
     "evaluate",
     "export",
     "export_all_levels",
+    "export_web",
     "level_within",
     "measure_levels",
     "measured_axes",
