@@ -31,7 +31,7 @@ typedef struct {
 } elsa_spmm;
 
 struct elsa_plan {
-    int64_t key[2];
+    int64_t key[2], bits;
     bool transposed;  /* x and y have the columns outermost */
     int64_t columns;  /* of the output, with the gaps between rows of a picture */
     int64_t length;   /* of an input plane */
@@ -43,6 +43,11 @@ struct elsa_plan {
     int64_t chunks, chunk; /* chunks of so many planes */
     int32_t *parts;    /* [chunks + 1][outputs]: where in the values a row's part of a chunk begins */
     uint16_t *offsets; /* of each value's input in the packed chunk */
+
+    /* For integers, see integer.c: parts are [chunks][outputs] and one more, counted in groups of values. */
+    void *values;
+    float *scales;   /* of 16 bits: [chunks][outputs]; of 8: [outputs] */
+    int32_t *totals; /* of 8 bits: the sum of a row */
 };
 
 typedef struct {

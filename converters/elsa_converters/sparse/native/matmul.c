@@ -1,6 +1,5 @@
 /* Matrix products: rows of weights times vectors while there are few, else as a matrix of columns. */
-#include "kernels.h"
-#include "plan.h"
+#include "integer.h"
 
 enum {
     FEW = 4,          /* rows from which packing them pays */
@@ -77,8 +76,10 @@ const char *elsa_matmul(elsa_layer *layer, const elsa_host *host, const float *x
         return rows ? few_rows(layer, host, x, rows, sum, y) : NULL;
     elsa_geometry g = {.key = {rows, 0}, .transposed = true, .columns = rows, .length = 1,
                        .pitch = rows, .width = rows, .area = 1, .phases = {1, 1}, .taps = {1, 1}};
+    if (elsa_multiply_integers(layer, &g, host, x, sum, y))
+        return NULL;
     bool kept;
-    elsa_plan *plan = elsa_planned(layer, &g, &kept);
+    elsa_plan *plan = elsa_planned(layer, &g, host, &kept);
     if (!plan)
         return ELSA_NO_MEMORY;
     const char *problem = elsa_multiply(layer, plan, host, x, sum, y);
