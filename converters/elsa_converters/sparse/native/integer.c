@@ -16,6 +16,7 @@
 enum {
     CHUNK = 32 << 10,       /* bytes of packed input, in the first-level cache beside values and sums */
     MOST_WEIGHTS = 131072,  /* sizes of the 16-bit values of a row in a chunk */
+    MOST_PLANES = 256,      /* in a chunk of a matrix product: the fewer, the finer are 16-bit values */
     FEWEST_COLUMNS = 12,    /* of what floats multiply as fast */
 };
 static const float SMALLEST = 0x1p-60f, LARGEST = 0x1p60f; /* sizes whose scales and products are normal floats */
@@ -167,7 +168,8 @@ static bool lay_out(elsa_plan *p, const elsa_layer *layer, const elsa_geometry *
 {
     int64_t element = p->bits / 8;
     if (p->transposed) /* the key is the number of vectors: any number of rows takes the same integers */
-        return elsa_cut(p, g, g->key[0], kernel->width, CHUNK, element);
+        return elsa_cut(p, g, g->key[0], kernel->width,
+                        elsa_smaller(CHUNK, MOST_PLANES * g->key[0] * kernel->width * element), element);
     int64_t all = elsa_parts(p->columns, kernel->width), best = 0;
     double least = 0;
     for (int64_t vectors = 1; vectors <= elsa_smaller(kernel->most_vectors, all); vectors++) {
