@@ -59,7 +59,7 @@ def test_products(data):
     rng = np.random.default_rng(data.draw(st.integers(0, 1 << 30)))
     bits = data.draw(st.sampled_from([16, 8]))
     outputs, width = data.draw(st.integers(1, 300)), data.draw(st.integers(1, 900))
-    rows = data.draw(st.sampled_from([1, 5, 12, 31, 64, 130, 200]))
+    rows = data.draw(st.sampled_from([1, 2, 4, 5, 8, 12, 31, 64, 130, 200]))
     kept = rng.random((outputs, width)) < data.draw(st.sampled_from([0, 0.02, 0.1, 0.5, 1]))
     size = np.float32(2.0 ** data.draw(st.sampled_from([-50, -3, 0, 40])))
     weight = (rng.standard_normal((outputs, width)) * kept).astype(np.float32) * size
@@ -81,10 +81,11 @@ def test_products(data):
 
 
 @pytest.mark.parametrize("bits", [16, 8])
+@pytest.mark.parametrize("rows", [2, 7, 16])
 @pytest.mark.parametrize("sign", [1, -1])
-def test_largest_sums(bits, sign):
+def test_largest_sums(bits, sign, rows):
     """The widest rows, of the largest integers there are: no sum overflows."""
-    x = np.full((16, 1 << 16), 1, np.float32)
+    x = np.full((rows, 1 << 16), 1, np.float32)
     weight = np.full((2, 1 << 16), sign, np.float32)
     found = ran(matmul(x, weight, np.zeros(2, np.float32), bits=bits), x=x)
     np.testing.assert_allclose(found, sign * 65536.0, rtol=4e-3)

@@ -17,7 +17,7 @@ enum {
     CHUNK = 32 << 10,       /* bytes of packed input, in the first-level cache beside values and sums */
     MOST_WEIGHTS = 131072,  /* sizes of the 16-bit values of a row in a chunk */
     MOST_PLANES = 256,      /* in a chunk of a matrix product: the fewer, the finer are 16-bit values */
-    FEWEST_COLUMNS = 12,    /* of what floats multiply as fast */
+    FEWEST_COLUMNS = 6,     /* of what floats multiply as fast */
 };
 static const float SMALLEST = 0x1p-60f, LARGEST = 0x1p60f; /* sizes whose scales and products are normal floats */
 
@@ -28,7 +28,7 @@ const elsa_integer_kernels *elsa_integers(void)
 {
 #if ELSA_X86
     if (elsa_chosen() == &elsa_kernels_avx512 && __builtin_cpu_supports("avx512vnni"))
-        return &elsa_integers_avx512;
+        return __builtin_cpu_supports("avx512vbmi2") ? &elsa_integers_vbmi2 : &elsa_integers_avx512;
 #endif
     return NULL;
 }
@@ -41,12 +41,10 @@ static const elsa_integer_kernel *kernel_of(int64_t bits)
 
 /* ---- weights ---- */
 
-static float number(const elsa_layer *layer, int64_t i)
+bool elsa_suits(float weight)
 {
-    if (!layer->half)
-        return ((const float *)layer->values)[i];
-    union { uint32_t bits; float number; } u = {(uint32_t)((const uint16_t *)layer->values)[i] << 16};
-    return u.number;
+    float size = fabsf(weight);
+    return size == 0 || (size >= SMALLEST && size <= LARGEST);
 }
 
 typedef struct {
@@ -58,18 +56,13 @@ typedef struct {
     atomic_bool unfit;
 } quantising;
 
-static int64_t share(int64_t whole, size_t i, size_t count)
-{
-    return (int64_t)((uint64_t)whole * i / count);
-}
-
 /* Of a row, the first value from i on that belongs to a chunk after c: chunks have whole channels. */
 static int64_t part_end(const quantising *q, int64_t r, int64_t i, int64_t c)
 {
     int64_t channels = (c + 1) * q->plan->chunk / (q->g->phases[0] * q->g->phases[1]);
     int64_t limit = channels * q->layer->kernel[0] * q->layer->kernel[1];
     int64_t end = elsa_start(q->layer, r + 1);
-    while (i < end && elsa_column(q->layer, r, i) < limit)
+    while (i < end && elsa_column_of(q->layer, r, i) < limit)
         i++;
     return i;
 }
@@ -79,17 +72,15 @@ static void count_groups(void *data, size_t task)
 {
     quantising *q = data;
     const elsa_plan *p = q->plan;
-    int64_t outputs = q->layer->outputs, last = share(outputs, task + 1, q->tasks);
-    for (int64_t r = share(outputs, task, q->tasks); r < last; r++) {
+    int64_t outputs = q->layer->outputs, last = elsa_share_of(outputs, task + 1, q->tasks);
+    for (int64_t r = elsa_share_of(outputs, task, q->tasks); r < last; r++) {
         int64_t i = elsa_start(q->layer, r);
         for (int64_t c = 0; c < p->chunks; c++) {
             int64_t end = part_end(q, r, i, c);
             p->parts[c * outputs + r] = (int32_t)elsa_parts(end - i, q->kernel->group);
-            for (; i < end; i++) {
-                float size = fabsf(number(q->layer, i));
-                if (size != 0 && !(size >= SMALLEST && size <= LARGEST))
+            for (; i < end; i++)
+                if (!elsa_suits(elsa_number(q->layer, i)))
                     atomic_store(&q->unfit, true);
-            }
         }
     }
 }
@@ -99,7 +90,7 @@ static float words_scale(const elsa_layer *layer, int64_t i, int64_t end)
 {
     double sum = 0, largest = 0, room = MOST_WEIGHTS - 2 - (double)(end - i) / 2; /* each rounds up by half at most */
     for (; i < end; i++) {
-        double size = fabs((double)number(layer, i));
+        double size = fabs((double)elsa_number(layer, i));
         sum += size;
         largest = size > largest ? size : largest;
     }
@@ -112,7 +103,7 @@ static float bytes_scale(const elsa_layer *layer, int64_t i, int64_t end)
 {
     double largest = 0;
     for (; i < end; i++)
-        largest = fmax(largest, fabs((double)number(layer, i)));
+        largest = fmax(largest, fabs((double)elsa_number(layer, i)));
     return (float)(largest / 127);
 }
 
@@ -121,8 +112,8 @@ static void fill_groups(void *data, size_t task)
     quantising *q = data;
     const elsa_layer *layer = q->layer;
     const elsa_plan *p = q->plan;
-    int64_t outputs = layer->outputs, last = share(outputs, task + 1, q->tasks);
-    for (int64_t r = share(outputs, task, q->tasks); r < last; r++) {
+    int64_t outputs = layer->outputs, last = elsa_share_of(outputs, task + 1, q->tasks);
+    for (int64_t r = elsa_share_of(outputs, task, q->tasks); r < last; r++) {
         int64_t i = elsa_start(layer, r), total = 0;
         float scale = p->bits == 8 ? bytes_scale(layer, i, elsa_start(layer, r + 1)) : 0;
         for (int64_t c = 0; c < p->chunks; c++) {
@@ -134,8 +125,8 @@ static void fill_groups(void *data, size_t task)
             for (; at < stop; at++) {
                 long value = 0;
                 if (i < next) {
-                    value = scale > 0 ? lrint((double)number(layer, i) / (double)scale) : 0;
-                    offset = (uint16_t)elsa_place_of(layer, q->g, p, elsa_column(layer, r, i)).offset;
+                    value = scale > 0 ? lrint((double)elsa_number(layer, i) / (double)scale) : 0;
+                    offset = (uint16_t)elsa_place_of(layer, q->g, p, elsa_column_of(layer, r, i)).offset;
                     i++;
                 }
                 p->offsets[at] = offset;
@@ -219,10 +210,10 @@ static bool fill(quantising *q, const elsa_host *host)
 void elsa_quantise(elsa_plan *p, const elsa_layer *layer, const elsa_geometry *g, const elsa_host *host)
 {
     quantising q = {.plan = p, .layer = layer, .g = g, .kernel = kernel_of(p->bits)};
-    if (fill(&q, host))
+    if (g->key[0] < 0 ? elsa_quantise_few(p, layer, host) : fill(&q, host))
         return;
-    free(p->parts), free(p->offsets), free(p->values), free(p->scales), free(p->totals);
-    p->parts = NULL, p->offsets = NULL, p->values = NULL, p->scales = NULL, p->totals = NULL;
+    free(p->values);
+    p->values = NULL;
 }
 
 /* ---- inputs ---- */
@@ -233,26 +224,32 @@ static float from_bits(uint32_t bits)
     return u.number;
 }
 
-/* The scale of a column whose largest number has these bits, and whose smallest has those. */
-static void set_scale(elsa_integer_job *job, int64_t column, int32_t highest, uint32_t lowest)
+bool elsa_scale_of(int32_t highest, uint32_t lowest, float steps, float *scale, float *inverse, int32_t *zero)
 {
     float high = highest > 0 ? from_bits((uint32_t)highest) : 0;
     float low = lowest > INT32_MAX ? from_bits(lowest) : 0;
     float largest = high > -low ? high : -low; /* infinite or no number only if there are such */
-    job->scale[column] = job->inverse[column] = 0;
-    job->zero[column] = 0;
+    *scale = *inverse = 0;
+    if (zero)
+        *zero = 0;
     if (high == 0 && low == 0)
-        return;
-    if (!(high <= LARGEST && low >= -LARGEST && largest >= SMALLEST)) {
+        return true;
+    if (!(high <= LARGEST && low >= -LARGEST && largest >= SMALLEST))
+        return false;
+    float span = zero ? high - low : largest;
+    *scale = span / steps;
+    *inverse = steps / span;
+    if (zero)
+        *zero = (int32_t)lrintf(-low * *inverse);
+    return true;
+}
+
+static void set_scale(elsa_integer_job *job, int64_t column, int32_t highest, uint32_t lowest)
+{
+    bool words = job->plan->bits == 16;
+    if (!elsa_scale_of(highest, lowest, words ? ELSA_MOST_INPUT : 255, job->scale + column, job->inverse + column,
+                       words ? NULL : job->zero + column))
         atomic_store(&job->unfit, true);
-        return;
-    }
-    float span = job->plan->bits == 16 ? largest : high - low;
-    float steps = job->plan->bits == 16 ? ELSA_MOST_INPUT : 255;
-    job->scale[column] = span / steps;
-    job->inverse[column] = steps / span;
-    if (job->plan->bits == 8)
-        job->zero[column] = (int32_t)lrintf(-low * job->inverse[column]);
 }
 
 static void find_range(void *data, size_t task)
@@ -261,8 +258,8 @@ static void find_range(void *data, size_t task)
     const elsa_plan *p = job->plan;
     const elsa_integer_kernels *kernels = elsa_integers();
     if (p->transposed) {
-        int64_t last = share(job->columns, task + 1, job->range_parts);
-        for (int64_t j = share(job->columns, task, job->range_parts); j < last; j++) {
+        int64_t last = elsa_share_of(job->columns, task + 1, job->range_parts);
+        for (int64_t j = elsa_share_of(job->columns, task, job->range_parts); j < last; j++) {
             int32_t highest = 0;
             uint32_t lowest = 0;
             kernels->range(job->x + j * p->planes, p->planes, &highest, &lowest);
@@ -270,7 +267,7 @@ static void find_range(void *data, size_t task)
         }
         return;
     }
-    int64_t first = share(p->planes, task, job->range_parts), last = share(p->planes, task + 1, job->range_parts);
+    int64_t first = elsa_share_of(p->planes, task, job->range_parts), last = elsa_share_of(p->planes, task + 1, job->range_parts);
     kernels->range(job->x + first * job->length, (last - first) * job->length, &job->highest[task],
                    &job->lowest[task]);
 }
@@ -295,10 +292,15 @@ static void find_scales(elsa_integer_job *job, const elsa_host *host)
 
 /* ---- the product ---- */
 
-/* Whether integers are faster than floats here: the one place that decides. */
+/* Whether integers are faster than floats here. Rounding the input and finishing the output take longer than in floats:
+ * the values of a layer must be worth that (fitted to the layers of ResNet-50). Few rows of x: integer_few.c. */
 static const elsa_integer_kernel *worth(const elsa_layer *layer, const elsa_geometry *g)
 {
-    return g->columns < FEWEST_COLUMNS ? NULL : kernel_of(layer->bits);
+    if (!layer->bits || (g->transposed && g->columns < FEWEST_COLUMNS))
+        return NULL;
+    int64_t planes = layer->channels * g->phases[0] * g->phases[1];
+    int64_t least = layer->bits == 16 ? 9 * planes : 3 * planes + 2 * layer->outputs;
+    return !g->transposed && layer->count < least ? NULL : kernel_of(layer->bits);
 }
 
 static bool run(elsa_integer_job *job, const elsa_integer_kernel *kernel)

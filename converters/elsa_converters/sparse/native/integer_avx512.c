@@ -6,6 +6,8 @@
 #include "integer.h"
 
 #if ELSA_X86
+#include "integer_avx512.h"
+
 #include <immintrin.h>
 #include <string.h>
 
@@ -23,11 +25,6 @@ enum {
     MOST_WORDS = 4,
     MOST_BYTES = 3,
 };
-
-static int64_t share(int64_t whole, size_t i, size_t count)
-{
-    return (int64_t)((uint64_t)whole * i / count);
-}
 
 TARGET INLINE __mmask16 first(int64_t count)
 {
@@ -132,9 +129,12 @@ TARGET INLINE void pack_planes(const elsa_integer_job *job, int64_t block, int64
             int64_t begin = elsa_smaller(start + k * p->pitch, job->length);
             int64_t there = elsa_smaller(job->length - begin, p->segment);
             const float *x = job->x + c * job->length + begin;
-            for (int64_t i = 0; i < p->segment; i += LANES) {
-                __m512 numbers = _mm512_maskz_loadu_ps(first(elsa_larger(there - i, 0)), x + i);
-                store(job->packed, at + i, integers(numbers, inverse, zero), bits);
+            int64_t i = 0;
+            for (; i + LANES <= there; i += LANES)
+                store(job->packed, at + i, integers(_mm512_loadu_ps(x + i), inverse, zero), bits);
+            for (; i < p->segment; i += LANES) {
+                __m512 rest = _mm512_maskz_loadu_ps(first(elsa_larger(there - i, 0)), x + i);
+                store(job->packed, at + i, integers(rest, inverse, zero), bits);
             }
         }
 }
@@ -144,8 +144,8 @@ TARGET INLINE void pack(const elsa_integer_job *job, size_t task, const int64_t 
     int64_t block = (int64_t)(task / job->pack_parts);
     size_t part = task % job->pack_parts;
     int64_t squares = elsa_parts(job->plan->planes, LANES);
-    int64_t from = share(squares, part, job->pack_parts) * LANES;
-    int64_t to = elsa_smaller(share(squares, part + 1, job->pack_parts) * LANES, job->plan->planes);
+    int64_t from = elsa_share_of(squares, part, job->pack_parts) * LANES;
+    int64_t to = elsa_smaller(elsa_share_of(squares, part + 1, job->pack_parts) * LANES, job->plan->planes);
     if (job->plan->transposed)
         pack_turned(job, block, from, to, bits);
     else
@@ -229,6 +229,16 @@ TARGET INLINE __m512 rectified(__m512 a)
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, _mm512_setzero_ps(), _CMP_NLT_UQ), a); /* NaN stays */
 }
 
+/* Up to 16 numbers to y, at `place` of the output. */
+TARGET INLINE void finish(const elsa_integer_job *job, __m512 a, int64_t place, __mmask16 mask)
+{
+    if (job->sum)
+        a = _mm512_add_ps(a, _mm512_maskz_loadu_ps(mask, job->sum + place));
+    if (job->layer->relu)
+        a = rectified(a);
+    _mm512_mask_storeu_ps(job->y + place, mask, a);
+}
+
 /* A row's numbers to y, where its columns are next to each other but for the gaps. */
 TARGET static void finish_row(const elsa_integer_job *job, int64_t r, int64_t start, int64_t columns, const float *row)
 {
@@ -236,32 +246,25 @@ TARGET static void finish_row(const elsa_integer_job *job, int64_t r, int64_t st
     int64_t end = elsa_smaller(start + columns, job->columns);
     bool gaps = p->pitch != p->width;
     int64_t pitch = gaps ? p->pitch : job->columns, width = gaps ? p->width : job->columns;
-    float *y = job->y + r * p->area;
-    const float *sum = job->sum ? job->sum + r * p->area : NULL;
     for (int64_t at = start; at < end;) {
-        int64_t line = at / pitch, column = at % pitch, place = line * width + column;
+        int64_t line = at / pitch, column = at % pitch, place = r * p->area + line * width + column;
         int64_t next = elsa_smaller((line + 1) * pitch, end);
-        int64_t there = elsa_smaller(next - at, width - column);
-        for (int64_t i = 0; i < there; i += LANES) {
-            __mmask16 mask = first(there - i);
-            __m512 a = _mm512_maskz_loadu_ps(mask, row + (at - start) + i);
-            if (sum)
-                a = _mm512_add_ps(a, _mm512_maskz_loadu_ps(mask, sum + place + i));
-            if (job->layer->relu)
-                a = rectified(a);
-            _mm512_mask_storeu_ps(y + place + i, mask, a);
-        }
+        int64_t there = elsa_smaller(next - at, width - column), i = 0;
+        const float *from = row + (at - start);
+        for (; i + LANES <= there; i += LANES)
+            finish(job, _mm512_loadu_ps(from + i), place + i, 0xFFFF);
+        if (i < there)
+            finish(job, _mm512_maskz_loadu_ps(first(there - i), from + i), place + i, first(there - i));
         at = next;
     }
 }
 
-/* The same where a column's rows are next to each other: up to 16 rows from r on, whose sums are next to
- * each other, floats or, of 8 bits, integers. */
-TARGET INLINE void finish_turned(const elsa_integer_job *job, int64_t r, int64_t rows, int64_t start, int64_t columns,
-                                 const int32_t *sums, const int bits)
+/* The same where a column's rows are next to each other: up to 16 rows from r on, and up to 16 columns, whose sums are
+ * floats or, of 8 bits, integers. */
+TARGET INLINE void finish_square(const elsa_integer_job *job, int64_t r, int64_t rows, int64_t start, int64_t there,
+                                 const int32_t *sums, int64_t columns, const int bits)
 {
     const elsa_layer *layer = job->layer;
-    int64_t there = elsa_smaller(columns, job->columns - start);
     __mmask16 mask = first(rows);
     __m512 bias = _mm512_maskz_loadu_ps(mask, layer->bias + r), scale = bias;
     __m512i totals = _mm512_setzero_si512();
@@ -269,29 +272,33 @@ TARGET INLINE void finish_turned(const elsa_integer_job *job, int64_t r, int64_t
         scale = _mm512_maskz_loadu_ps(mask, job->plan->scales + r);
         totals = _mm512_maskz_loadu_epi32(mask, job->plan->totals + r);
     }
-    for (int64_t v = 0; v < there; v += LANES) {
-        __m512i t[LANES];
-        UNROLLED
-        for (int i = 0; i < LANES; i++)
-            t[i] = i < rows ? _mm512_loadu_si512(sums + i * columns + v) : _mm512_setzero_si512();
-        transpose(t);
-        UNROLLED
-        for (int i = 0; i < LANES; i++)
-            if (v + i < there) {
-                int64_t column = start + v + i, at = column * layer->outputs + r;
-                __m512 a = _mm512_castsi512_ps(t[i]);
-                if (bits == 8) {
-                    __m512i zero = _mm512_mullo_epi32(totals, _mm512_set1_epi32(job->zero[column]));
-                    a = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_sub_epi32(t[i], zero)), scale);
-                }
-                a = _mm512_fmadd_ps(a, _mm512_set1_ps(job->scale[column]), bias);
-                if (job->sum)
-                    a = _mm512_add_ps(a, _mm512_maskz_loadu_ps(mask, job->sum + at));
-                if (layer->relu)
-                    a = rectified(a);
-                _mm512_mask_storeu_ps(job->y + at, mask, a);
+    __m512i t[LANES];
+    UNROLLED
+    for (int i = 0; i < LANES; i++)
+        t[i] = i < rows ? _mm512_loadu_si512(sums + i * columns) : _mm512_setzero_si512();
+    transpose(t);
+    UNROLLED
+    for (int i = 0; i < LANES; i++)
+        if (i < there) {
+            __m512 a = _mm512_castsi512_ps(t[i]);
+            if (bits == 8) {
+                __m512i zero = _mm512_mullo_epi32(totals, _mm512_set1_epi32(job->zero[start + i]));
+                a = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_sub_epi32(t[i], zero)), scale);
             }
-    }
+            a = _mm512_fmadd_ps(a, _mm512_set1_ps(job->scale[start + i]), bias);
+            finish(job, a, (start + i) * layer->outputs + r, mask);
+        }
+}
+
+/* All rows of 16 columns, then of the next: what is written lies in few pages, and one after the other. */
+TARGET INLINE void finish_turned(const elsa_integer_job *job, int64_t from, int64_t to, int64_t start,
+                                 int64_t columns, const int32_t *sums, const int bits)
+{
+    int64_t there = elsa_smaller(columns, job->columns - start);
+    for (int64_t v = 0; v < there; v += LANES)
+        for (int64_t r = from; r < to; r += LANES)
+            finish_square(job, r, elsa_smaller(to - r, LANES), start + v, elsa_smaller(there - v, LANES),
+                          sums + (r - from) * columns + v, columns, bits);
 }
 
 /* What some rows have in a chunk. Sums of 16 bits are floats from one chunk to the next, those of 8 integers. */
@@ -304,6 +311,7 @@ TARGET INLINE void add_rows(const int vectors, const elsa_integer_job *job, int6
     int64_t columns = count * LANES;
     const int32_t *parts = p->parts + chunk * layer->outputs;
     bool last = chunk == p->chunks - 1;
+    bool whole = !p->transposed && p->pitch == p->width && start + columns <= job->columns;
     for (int64_t r = from; r < to; r++, sums += columns) {
         __m512i a[4 * MOST_BYTES];
         UNROLLED
@@ -341,6 +349,12 @@ TARGET INLINE void add_rows(const int vectors, const elsa_integer_job *job, int6
                 a[v] = _mm512_castps_si512(_mm512_fmadd_ps(sum, scale, bias));
             }
         }
+        if (last && whole) {
+            UNROLLED
+            for (int v = 0; v < count; v++)
+                finish(job, _mm512_castsi512_ps(a[v]), r * p->area + start + LANES * v, 0xFFFF);
+            continue;
+        }
         UNROLLED
         for (int v = 0; v < count; v++)
             _mm512_storeu_si512(sums + LANES * v, a[v]);
@@ -353,8 +367,8 @@ TARGET INLINE void multiply(elsa_integer_job *job, size_t task, const int64_t wi
 {
     const elsa_plan *p = job->plan;
     int64_t block = (int64_t)(task / job->row_parts), columns = p->vectors * width, start = block * columns;
-    int64_t from = share(job->layer->outputs, task % job->row_parts, job->row_parts);
-    int64_t to = share(job->layer->outputs, task % job->row_parts + 1, job->row_parts);
+    int64_t from = elsa_share_of(job->layer->outputs, task % job->row_parts, job->row_parts);
+    int64_t to = elsa_share_of(job->layer->outputs, task % job->row_parts + 1, job->row_parts);
     int64_t window = p->segments * p->segment * bits / 8;
     const uint8_t *packed = job->packed + block * p->planes * window;
     int32_t *sums = job->host->take(job->host, (size_t)(ROWS * columns) * sizeof *sums);
@@ -373,8 +387,8 @@ TARGET INLINE void multiply(elsa_integer_job *job, size_t task, const int64_t wi
             case 4: if (bits == 16) add_rows(4, job, chunk, from, end, start, x, sums, 16); break;
             }
         }
-        for (int64_t r = from; p->transposed && r < end; r += LANES)
-            finish_turned(job, r, elsa_smaller(end - r, LANES), start, columns, sums + (r - from) * columns, bits);
+        if (p->transposed)
+            finish_turned(job, from, end, start, columns, sums, bits);
     }
     job->host->give(job->host, sums);
 }
@@ -393,6 +407,15 @@ const elsa_integer_kernels elsa_integers_avx512 = {
     range,
     {32, 2, MOST_WORDS, pack_words, multiply_words},
     {64, 4, 2, pack_bytes, multiply_bytes},
+    NULL,
+    NULL,
+};
+const elsa_integer_kernels elsa_integers_vbmi2 = {
+    range,
+    {32, 2, MOST_WORDS, pack_words, multiply_words},
+    {64, 4, 2, pack_bytes, multiply_bytes},
+    elsa_few_avx512,
+    elsa_spread_avx512,
 };
 #else
 typedef int elsa_nothing; /* a file must declare something */

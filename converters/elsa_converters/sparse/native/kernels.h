@@ -48,6 +48,7 @@ struct elsa_plan {
     void *values;
     float *scales;   /* of 16 bits: [chunks][outputs]; of 8: [outputs] */
     int32_t *totals; /* of 8 bits: the sum of a row */
+    uint64_t *masks; /* for few rows of x: which columns have values, a bit each, 64 at a time */
 };
 
 typedef struct {

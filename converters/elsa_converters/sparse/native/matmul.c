@@ -72,6 +72,8 @@ static const char *few_rows(elsa_layer *layer, const elsa_host *host, const floa
 const char *elsa_matmul(elsa_layer *layer, const elsa_host *host, const float *x, int64_t rows,
                         const float *sum, float *y)
 {
+    if (rows && elsa_multiply_few(layer, host, x, rows, sum, y))
+        return NULL;
     if (rows < FEW)
         return rows ? few_rows(layer, host, x, rows, sum, y) : NULL;
     elsa_geometry g = {.key = {rows, 0}, .transposed = true, .columns = rows, .length = 1,

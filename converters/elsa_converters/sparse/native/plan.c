@@ -134,6 +134,7 @@ void elsa_unplan(elsa_plan *p)
     free(p->values);
     free(p->scales);
     free(p->totals);
+    free(p->masks);
     free(p);
 }
 
