@@ -3,6 +3,7 @@
 check.c has the same bounds over random layers, without ONNX Runtime.
 """
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,10 @@ from click.testing import CliRunner
 from elsa_converters import onnx as converter
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from internals import _bench as bench_module
 from internals import _fast as pick
 from internals import _measure as timing
-from internals import export, to_csr
+from internals import bench, export, to_csr
 from onnx.reference import ReferenceEvaluator
 from sparse_models import conv, matmul, needs_library, session
 
@@ -188,3 +190,32 @@ def test_auto(packed, tmp_path, monkeypatch, fastest):
     made = tmp_path / "auto.onnx"
     converter.export(*packed, made, level=2, fast=True, precision="auto")
     assert set(nodes(made)) == [set(), {0}, {16}][fastest]
+
+
+def test_measured(packed, tmp_path, monkeypatch):
+    """`elsa-bench --precision` shows the time and the metric of each, and marks what is worse."""
+    monkeypatch.setattr(timing, "SECONDS", 0)
+    monkeypatch.setattr(bench_module, "session_memory", lambda *arguments: 1)
+    monkeypatch.setattr(pick, "WORTH", 1e9)  # however slow this machine is today
+    rng = np.random.default_rng(7)
+    x = rng.standard_normal((50, 8, 12, 12)).astype(np.float32)
+    np.savez(tmp_path / "data.npz", x=x)
+    given = [str(packed.elsa), "--onnx", str(packed.template), "--data", str(tmp_path / "data.npz")]
+    given += ["--threads", "1", "--seconds", "0", "--quiet", "--precision", "8"]
+    done = CliRunner().invoke(bench, [*given, "--precision", "16", "--json"])
+    assert done.exit_code == 0, done.output
+    *levels, dense = json.loads(done.output)
+    assert dense["integers"] == {}
+    for row in levels:
+        for found in row["integers"].values():
+            assert found["seconds"] > 0
+            gap = row["metrics"]["agreement"]["value"] - found["metrics"]["agreement"]["value"]
+            assert found["worse"] == (gap > 0.01 * row["metrics"]["agreement"]["value"])
+        assert set(row["integers"]) == {"16", "8"}
+    monkeypatch.setattr(bench_module, "MOST_LOSS", -2.0)  # nothing is good enough
+    done = CliRunner().invoke(bench, given)
+    assert "8 bits" in done.output
+    assert "agreement, 8 bits" in done.output
+    assert "! With integers agreement is worse by more than 1 % of it." in done.output
+    done = CliRunner().invoke(bench, [*given, "--no-time"])
+    assert done.exit_code == 2

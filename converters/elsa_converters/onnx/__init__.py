@@ -16,7 +16,7 @@ from elsa_converters._errors import (
 )
 from elsa_converters.onnx._calibrate.open import calibration
 from elsa_converters.onnx._fast.timing import measured_axes
-from elsa_converters.onnx._run.bench import Measured, measure_levels
+from elsa_converters.onnx._run.bench import Integers, Measured, measure_levels
 from elsa_converters.onnx._run.evaluate import evaluate
 from elsa_converters.onnx._run.latency import level_within
 from elsa_converters.onnx._run.session import (
@@ -31,6 +31,7 @@ from elsa_converters.onnx._write.template import OnnxCheckpoint, renew_template,
 
 __all__ = [
     "ExportOptions",
+    "Integers",
     "InvalidData",
     "InvalidExternalData",
     "InvalidOnnx",
