@@ -103,6 +103,13 @@ class FunctionType(click.ParamType):  # type: ignore[type-arg]
 @THREADS
 @DIM
 @click.option(
+    "--precision",
+    "precisions",
+    multiple=True,
+    type=click.Choice(["16", "8"]),
+    help="Also with integers of so many bits: time, and metrics with --data.",
+)
+@click.option(
     "--metric", help="The metric to compare levels by.  [default: accuracy, or the first of --data]"
 )
 @click.option(
@@ -133,6 +140,7 @@ def bench(
     recorded: bool,
     threads: int | None,
     sizes: tuple[tuple[str, int], ...],
+    precisions: tuple[str, ...],
     metric: str | None,
     seconds: float,
     target: str | None,
@@ -152,6 +160,7 @@ def bench(
     elsa-bench net.safetensors --onnx net.onnx --dim batch=8 --json
     elsa-bench net.safetensors --onnx net.onnx --html report.html
     elsa-bench net.safetensors --onnx net.onnx --data validation.npz --no-time --record
+    elsa-bench net.safetensors --onnx net.onnx --data validation.npz --precision 16 --precision 8
     elsa-bench model/ --text held-out.txt
     """
     if force and printed == "-" and target is None:
@@ -162,6 +171,8 @@ def bench(
         raise click.UsageError("--evaluate goes with --data.")
     if no_time and (data is None or target is not None):
         raise click.UsageError("--no-time goes with --data, and without --html.")
+    if precisions and (no_time or text is not None):
+        raise click.UsageError("--precision goes with --onnx, and without --no-time.")
     if data is None and text is None and (limit is not None or recorded):
         name = "--record" if recorded else "--limit"
         raise click.UsageError(f"{name} goes with --data or --text.")
@@ -178,6 +189,7 @@ def bench(
     assert template is not None
     onnx = find_onnx()
     measured = None
+    integers: dict[int, Any] = {int(bits): {} for bits in precisions}
     if data is not None:
         onnx.measured_axes(template, dict(sizes))  # a wrong one, before the long work
         with progress("evaluating", quiet=quiet, unit="samples") as shown:
@@ -196,6 +208,19 @@ def bench(
         if no_time:
             answer(_show_metrics(source, measured, width, as_json), printed, force=force)
             return
+        for bits in integers:
+            with progress(f"evaluating {bits} bits", quiet=quiet, unit="samples") as shown:
+                integers[bits] = onnx.evaluate(
+                    source,
+                    template,
+                    data,
+                    function=function,
+                    limit=limit,
+                    batch=batch,
+                    threads=threads,
+                    precision=bits,
+                    progress=shown,
+                )
         names = [name for found in measured.values() for name in found]
         metric = metric or ("accuracy" if "accuracy" in names else names[0])
     rows = onnx.measure_levels(
@@ -206,6 +231,7 @@ def bench(
         sizes=dict(sizes),
         seconds=seconds,
         metrics=measured,
+        integers=integers,
         progress=(lambda what: None)
         if quiet
         else (lambda what: say(f"measuring {what}", err=True)),
@@ -231,7 +257,13 @@ def show(rows: Any, metric: str, width: int | None = None) -> str:
     names = list(rows[0].metrics)
     if metric in names or not names:  # the one by which levels are compared first
         names = [metric, *(name for name in names if name != metric)]
-    lines = [["level", "", "sparsity", "dense", "fast", *names, "size", "download", "memory"]]
+    precise = sorted({bits for row in rows for bits in row.integers}, reverse=True)
+    known = [bits for bits in precise if any(_metric(row, bits, metric) for row in rows)]
+    lines = [
+        ["level", "", "sparsity", "dense", "fast"]
+        + [f"{bits} bits" for bits in precise]
+        + [*names, *(f"{metric}, {bits} bits" for bits in known), "size", "download", "memory"]
+    ]
     for row in rows:
         values = [show_metric(row.metrics[name]) if name in row.metrics else "" for name in names]
         if not row.metrics:
@@ -243,7 +275,12 @@ def show(rows: Any, metric: str, width: int | None = None) -> str:
                 "-" if row.sparsity is None else f"{row.sparsity:.2%}",
                 f"{row.dense_seconds * 1e3:.4g} ms",
                 "-" if row.fast_seconds is None else f"{row.fast_seconds * 1e3:.4g} ms",
+                *(
+                    f"{row.integers[bits].seconds * 1e3:.4g} ms" if bits in row.integers else "-"
+                    for bits in precise
+                ),
                 *values,
+                *(_metric(row, bits, metric) or "-" for bits in known),
                 show_size(row.size),
                 "-" if row.download is None else show_size(row.download),
                 "-" if row.memory is None else show_size(row.memory),
@@ -252,6 +289,8 @@ def show(rows: Any, metric: str, width: int | None = None) -> str:
     notes = [f"* No other level is at least as good in {metric} and time, and better in one."]
     if not any(row.best for row in rows):
         notes = [f"No level records {metric}; --metric names another metric."]
+    if any(found.worse for row in rows for found in row.integers.values()):
+        notes.append(f"! With integers {metric} is worse by more than 1 % of it.")
     notes += note_errors([row.metrics for row in rows])
     if rows[0].axes:
         notes.append(show_axes(rows[0].axes))
@@ -259,6 +298,14 @@ def show(rows: Any, metric: str, width: int | None = None) -> str:
         notes.append("The sparse operators were not built, for want of a C compiler.")
     text = wrap("\n".join(notes), width)
     return f"{table(lines, left=2, width=width)}\n\n{text}"
+
+
+def _metric(row: Any, bits: int, metric: str) -> str:
+    """What a level is worth with integers of so many bits; with a mark if that is too little."""
+    found = row.integers.get(bits)
+    if found is None or metric not in found.metrics:
+        return ""
+    return show_metric(found.metrics[metric]) + (" !" if found.worse else "")
 
 
 def show_metric(metric: Metric) -> str:

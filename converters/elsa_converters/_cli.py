@@ -86,6 +86,28 @@ DIM = click.option(
 )
 
 
+class PrecisionType(click.ParamType):  # type: ignore[type-arg]
+    """Bits: 32, 16, 8, or auto."""
+
+    name = "bits"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        known = {"32": 32, "16": 16, "8": 8, "auto": "auto"}
+        if str(value) not in known:
+            self.fail(f"{value!r} is not one of {', '.join(known)}", param, ctx)
+        return known[str(value)]
+
+
+PRECISION = click.option(
+    "--precision",
+    type=PrecisionType(),
+    default=32,
+    metavar="BITS",
+    help="With --fast: compute with floats of 32 bits, integers of 16 or 8, or, with auto, the "
+    "faster of 32 and 16 here.  [default: 32]",
+)
+
+
 @NEEDS_ONNX
 @click.command("export", context_settings=SETTINGS)
 @click.argument("source", metavar="SRC", type=click.Path(allow_dash=True))
@@ -112,6 +134,7 @@ DIM = click.option(
     help="Sparse operators for the layers that run faster with them here, or for those of at "
     "least this sparsity.",
 )
+@PRECISION
 @click.option(
     "--max-latency",
     type=LatencyType(),
@@ -160,6 +183,7 @@ def export(
     elsa-export net.safetensors --onnx net.onnx --sparsity 90 --sparse -o small.onnx
     elsa-export net.safetensors --onnx net.onnx --min accuracy=0.9 -o small.onnx
     elsa-export net.safetensors --onnx net.onnx --level 1 --fast -o fast.onnx
+    elsa-export net.safetensors --onnx net.onnx --level 1 --fast --precision 16 -o fast.onnx
     elsa-export net.safetensors --onnx net.onnx --max-latency 5ms --fast -o fast.onnx
     elsa-export net.safetensors --onnx net.onnx --all-levels -o levels.onnx
     elsa-export net.safetensors --onnx net.onnx --web -o www/net
@@ -184,6 +208,10 @@ def export(
         raise click.UsageError("--fast has sizes of its own: give --level or --sparsity.")
     if (options["threads"] or sizes) and fast is not True and max_latency is None:
         raise click.UsageError("--threads and --dim are for what is measured, by --fast, say.")
+    if options["precision"] != 32 and fast is False:
+        raise click.UsageError("--precision goes with --fast.")
+    if options["precision"] == "auto" and fast is not True:
+        raise click.UsageError("--precision auto times the layers: give --fast without a sparsity.")
     if max_latency is not None and source == "-":
         raise click.UsageError("--max-latency reads SRC several times: it cannot be a pipe.")
     onnx = find_onnx()
@@ -193,7 +221,7 @@ def export(
     axes = onnx.measured_axes(template, options["sizes"]) if timed else {}
     try:
         if max_latency is not None:
-            names = ("fast", "threads", "sizes", "max_bytes")
+            names = ("fast", "precision", "threads", "sizes", "max_bytes")
             measured = {name: options[name] for name in names}
             measured |= {name: options.pop(name) for name in ("min", "max")}
             options["level"] = onnx.level_within(source, template, max_latency, **measured)

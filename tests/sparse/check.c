@@ -48,6 +48,13 @@ static void give(const elsa_host *host, void *memory)
     free(memory);
 }
 
+static float from_bits(uint32_t word)
+{
+    float made;
+    memcpy(&made, &word, sizeof made);
+    return made;
+}
+
 static void *must(size_t count, size_t size)
 {
     void *memory = calloc(count ? count : 1, size);
@@ -59,7 +66,7 @@ static void *must(size_t count, size_t size)
 typedef struct {
     elsa_layer layer;
     float *dense; /* the weights again */
-    bool convolution;
+    bool convolution, poisoned; /* with NaN or infinities: as in floats */
     int64_t batch, in[2], out[2];
     float *x, *sum, *expected, *tolerance;
     const char *found;
@@ -146,24 +153,73 @@ static void make_weights(test *t)
     free(values), free(halves), free(columns), free(codes);
 }
 
+/* Numbers from one input of the batch to the next; a product's may have a gap between them. */
+static int64_t pitch_of(const test *t)
+{
+    return t->layer.pitch ? t->layer.pitch : t->layer.channels * t->in[0] * t->in[1];
+}
+
+/* Half of what an integer of an input is worth, as integer.c states it, and of a row of weights. */
+static double input_error(const test *t, int64_t batch)
+{
+    int64_t inputs = t->layer.channels * t->in[0] * t->in[1];
+    double high = 0, low = 0;
+    for (int64_t i = batch * pitch_of(t), last = i + inputs; i < last; i++) {
+        high = fmax(high, (double)t->x[i]);
+        low = fmin(low, (double)t->x[i]);
+    }
+    return t->layer.bits == 16 ? fmax(high, -low) / 16383 / 2 : (high - low) / 255 / 2;
+}
+
+static double weight_error(const test *t, int64_t row)
+{
+    int64_t width = elsa_columns(&t->layer);
+    double largest = 0, sum = 0, count = 0;
+    for (int64_t k = row * width; k < (row + 1) * width; k++) {
+        double size = fabs((double)t->dense[k]);
+        largest = fmax(largest, size);
+        sum += size;
+        count += size != 0;
+    }
+    return (t->layer.bits == 16 ? fmax(largest / 32766, sum / (131070 - count / 2)) : largest / 127) / 2;
+}
+
 static void make_expected(test *t)
 {
     const elsa_layer *layer = &t->layer;
     int64_t plane = t->in[0] * t->in[1], area = t->out[0] * t->out[1], width = elsa_columns(layer);
     size_t outputs = (size_t)(t->batch * layer->outputs * area);
-    int64_t inputs = layer->pitch ? layer->pitch : layer->channels * plane;
-    t->x = must((size_t)(t->batch * inputs), sizeof(float));
-    for (int64_t i = 0; i < t->batch * inputs; i++)
+    int64_t pitch = pitch_of(t), inputs = t->batch * pitch, special = between(0, 15);
+    t->x = must((size_t)inputs, sizeof(float));
+    for (int64_t i = 0; i < inputs; i++) {
         t->x[i] = number();
+        if (special == 0 || (special == 1 && !between(0, 3)))
+            t->x[i] = between(0, 1) ? 0.0f : -0.0f;
+        if (special == 2)
+            t->x[i] = from_bits((uint32_t)between(0, 0x7FFFFF)); /* denormal */
+        if (special == 3)
+            t->x[i] = 1000.0f / 256; /* sums as large as they can be */
+        if (special == 4)
+            t->x[i] = fabsf(t->x[i]);
+    }
+    int64_t any = between(0, t->batch - 1) * pitch + between(0, layer->channels * plane - 1);
+    if (special == 5)
+        t->x[any] = 3e5f;
+    t->poisoned = special == 6 && (!t->convolution || t->batch == 1);
+    if (t->poisoned)
+        t->x[any] = between(0, 1) ? NAN : between(0, 1) ? INFINITY : -INFINITY;
     t->sum = between(0, 1) ? must(outputs, sizeof(float)) : NULL;
     t->expected = must(outputs, sizeof(float));
     t->tolerance = must(outputs, sizeof(float));
     size_t at = 0;
-    for (int64_t b = 0; b < t->batch; b++)
-        for (int64_t r = 0; r < layer->outputs; r++)
+    for (int64_t b = 0; b < t->batch; b++) {
+        double half_input = input_error(t, b);
+        for (int64_t r = 0; r < layer->outputs; r++) {
+            double half_weight = weight_error(t, r);
             for (int64_t y = 0; y < t->out[0]; y++)
                 for (int64_t x = 0; x < t->out[1]; x++, at++) {
                     double s = layer->bias[r], magnitude = fabs(s);
+                    double rounded = 0;
                     for (int64_t k = 0; k < width; k++) {
                         int64_t across = k % layer->kernel[1], down = k / layer->kernel[1];
                         int64_t c = down / layer->kernel[0];
@@ -172,8 +228,11 @@ static void make_expected(test *t)
                         across += x * layer->stride[1] - layer->pad[1];
                         if (down < 0 || across < 0 || down >= t->in[0] || across >= t->in[1])
                             continue;
-                        double term = (double)t->dense[r * width + k] *
-                                      t->x[b * inputs + c * plane + down * t->in[1] + across];
+                        double w = (double)t->dense[r * width + k];
+                        double from = t->x[b * pitch + c * plane + down * t->in[1] + across];
+                        double term = w * from;
+                        if (w != 0)
+                            rounded += fabs(w) * half_input + fabs(from) * half_weight + half_input * half_weight;
                         s += term;
                         magnitude += fabs(term);
                     }
@@ -183,8 +242,13 @@ static void make_expected(test *t)
                         magnitude += fabs((double)t->sum[at]);
                     }
                     t->expected[at] = (float)(layer->relu && s < 0 ? 0 : s);
-                    t->tolerance[at] = (float)(magnitude * 2e-6);
+                    /* Beside one huge term every sum of floats rounds as far as that. */
+                    t->tolerance[at] = (float)(magnitude * (2e-6 + 1e-7 * sqrt((double)width)));
+                    if (layer->bits)
+                        t->tolerance[at] += (float)(rounded * 1.00001);
                 }
+        }
+    }
 }
 
 static void *run_test(void *data)
@@ -197,7 +261,19 @@ static void *run_test(void *data)
     const char *found =
         t->convolution ? elsa_conv(&t->layer, &host, t->x, t->batch, t->in, t->sum, y)
                        : elsa_matmul(&t->layer, &host, t->x, t->batch, t->sum, y);
-    for (size_t i = 0; !found && i < outputs; i++)
+    bool same = false;
+    if (!found && t->poisoned) { /* what sees NaN or an infinity is computed in floats */
+        elsa_layer floats = t->layer;
+        float *expected = must(outputs, sizeof *y);
+        floats.bits = 0;
+        memset(floats.plans, 0, sizeof floats.plans);
+        found = t->convolution ? elsa_conv(&floats, &host, t->x, t->batch, t->in, t->sum, expected)
+                               : elsa_matmul(&floats, &host, t->x, t->batch, t->sum, expected);
+        same = memcmp(y, expected, outputs * sizeof *y) == 0;
+        elsa_forget(&floats);
+        free(expected);
+    }
+    for (size_t i = 0; !found && i < outputs && !same; i++)
         if (!(fabsf(y[i] - t->expected[i]) <= t->tolerance[i])) {
             fprintf(stderr, "output %zu is %g, expected %g\n", i, (double)y[i], (double)t->expected[i]);
             found = "a wrong output";
@@ -211,7 +287,7 @@ static const char *run_round(void)
     test t = {.convolution = between(0, 3) > 0};
     elsa_layer *layer = &t.layer;
     layer->outputs = between(1, 40);
-    layer->channels = between(1, between(0, 4) ? 40 : 300);
+    layer->channels = between(1, between(0, 4) ? 40 : 600);
     t.batch = t.convolution ? between(1, 3) : between(1, between(0, 3) ? 9 : 150);
     for (int i = 0; i < 2; i++) {
         layer->kernel[i] = t.convolution ? between(1, between(0, 5) ? 3 : 9) : 1;
@@ -225,6 +301,7 @@ static const char *run_round(void)
         if (t.in[i] + layer->pad[i] + layer->pad[i + 2] < layer->kernel[i])
             t.in[i] = layer->kernel[i];
     }
+    layer->bits = between(0, 2) * 8;
     make_weights(&t);
     if (!t.convolution && between(0, 1)) /* after that: the channels may be others for a pattern */
         layer->pitch = layer->channels + between(0, 40);
@@ -247,13 +324,13 @@ static const char *run_round(void)
     if (found)
         fprintf(stderr,
                 "%s: %s %lld outputs %lld channels kernel %lld %lld stride %lld %lld pads %lld %lld %lld "
-                "%lld batch %lld in %lld %lld pattern %lld:%lld\n",
+                "%lld batch %lld in %lld %lld pattern %lld:%lld bits %lld\n",
                 elsa_isa(), t.convolution ? "conv" : "matmul", (long long)layer->outputs,
                 (long long)layer->channels, (long long)layer->kernel[0], (long long)layer->kernel[1],
                 (long long)layer->stride[0], (long long)layer->stride[1], (long long)layer->pad[0],
                 (long long)layer->pad[1], (long long)layer->pad[2], (long long)layer->pad[3],
                 (long long)t.batch, (long long)t.in[0], (long long)t.in[1], (long long)layer->n,
-                (long long)layer->m);
+                (long long)layer->m, (long long)layer->bits);
     elsa_forget(layer);
     free((void *)(uintptr_t)layer->values), free((void *)(uintptr_t)layer->columns);
     free((void *)(uintptr_t)layer->starts), free((void *)(uintptr_t)layer->codes);

@@ -38,10 +38,16 @@ def tensor(name: str, array: NDArray[Any]) -> TensorProto:
 
 
 def model(
-    name: str, x: NDArray[Any], weights: Arrays, attributes: dict[str, Any], opset: int = OPSET
+    name: str,
+    x: NDArray[Any],
+    weights: Arrays,
+    attributes: dict[str, Any],
+    opset: int = OPSET,
+    bits: int = 0,
 ) -> ModelProto:
     """A model of one operator; its axes are open, so that a session takes any shape."""
     adds = "Add" in name
+    attributes = attributes | ({"bits": bits} if bits else {})
     ranks = {"x": x.ndim} | ({"sum": x.ndim} if adds else {})
     node = helper.make_node(name, ["x", *weights, *(["sum"] if adds else [])], ["y"], "node")
     node.domain = "elsa"
@@ -55,7 +61,7 @@ def model(
     )
     imports = [helper.make_opsetid("", opset), helper.make_opsetid("elsa", 1)]
     made = helper.make_model(graph, opset_imports=imports, ir_version=10)
-    made.functions.append(function(name, opset))
+    made.functions.append(function(name, opset, integers=bool(bits)))
     return made
 
 

@@ -157,7 +157,7 @@ def test_true_is_measured_everywhere(packed, tmp_path, monkeypatch):
     """By sessions as by exports, with the same threads and sizes; a sparsity is not measured."""
     seen = []
 
-    def choose(proto, arrays, layers, *, threads, sizes, where):
+    def choose(proto, arrays, layers, *, precision, threads, sizes, where):
         seen.append((threads, sizes))
         return layers[:1]
 

@@ -34,6 +34,12 @@ def refused(made, words):
     assert "elsa." in str(caught.value)
 
 
+@pytest.mark.parametrize("bits", [-1, 1, 7, 32, 1 << 40])
+def test_bits(bits):
+    """There are integers of 16 and of 8."""
+    refused(matmul(X, WEIGHT, BIAS, bits=bits), "bits must be 16 or 8")
+
+
 I32, U16, F32 = np.int32, np.uint16, np.float32
 
 

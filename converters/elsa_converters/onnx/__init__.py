@@ -16,7 +16,7 @@ from elsa_converters._errors import (
 )
 from elsa_converters.onnx._calibrate.open import calibration
 from elsa_converters.onnx._fast.timing import measured_axes
-from elsa_converters.onnx._run.bench import Measured, measure_levels
+from elsa_converters.onnx._run.bench import Integers, Measured, measure_levels
 from elsa_converters.onnx._run.evaluate import evaluate
 from elsa_converters.onnx._run.latency import level_within
 from elsa_converters.onnx._run.session import (
@@ -32,6 +32,7 @@ from elsa_converters.onnx._write.web import export_web
 
 __all__ = [
     "ExportOptions",
+    "Integers",
     "InvalidData",
     "InvalidExternalData",
     "InvalidOnnx",

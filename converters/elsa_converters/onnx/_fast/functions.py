@@ -89,10 +89,14 @@ def operator(kind: str, *, add: bool, relu: bool) -> str:
     return kind + "Add" * add + "Relu" * relu
 
 
-def function(name: str, opset: int) -> FunctionProto:
-    """The definition of an operator, for a model with this version of the stock operators."""
+def function(name: str, opset: int, *, integers: bool = False) -> FunctionProto:
+    """The definition of an operator, for a model with this version of the stock operators.
+
+    Where the library computes with integers, the stock operators still compute with floats.
+    """
     kind = name.removesuffix("Relu").removesuffix("Add")
     attributes, places, decode, compute = _OPERATORS[kind]
+    attributes += ", bits" if integers else ""
     inputs, ending = f"x, values, {places}, bias", "y = Identity (biased)"
     if name.endswith("AddRelu"):
         ending = "added = Add (biased, sum)\n y = Relu (added)"

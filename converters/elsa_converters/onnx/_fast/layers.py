@@ -40,6 +40,8 @@ class Layer:
     bias: str = ""
     add: str = ""
     relu: bool = False
+    bits: int = 0
+    """Of the integers that the operator computes with, where that is faster; 0 for floats."""
 
     def matrix(self, arrays: Arrays) -> NDArray[Any]:
         """The weights with a row for each output, as float32 or bfloat16."""

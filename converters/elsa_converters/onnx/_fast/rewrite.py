@@ -73,7 +73,8 @@ class _Rewriter:
         self.encoded: dict[tuple[str, tuple[int, ...]], list[tuple[str, list[str], Any]]] = {}
         self.instead: dict[int, list[NodeProto]] = {}
         self.gone: set[int] = set()
-        self.operators: set[str] = set()
+        self.operators: dict[str, bool] = {}
+        """Whether one of their nodes computes with integers."""
 
     def replace(self, layer: Layer) -> None:
         """Compute a layer sparsely, where the last of its nodes was: there all inputs are known."""
@@ -88,11 +89,13 @@ class _Rewriter:
             inputs = [x, *weights, bias, *([add] if add else [])]
             if layer.conv:
                 attributes = attributes | {"strides": layer.strides, "pads": layer.pads}
+            if layer.bits:
+                attributes = attributes | {"bits": layer.bits}
             node_name = self.proto.graph.node[min(layer.nodes)].name
             nodes.append(
                 helper.make_node(name, inputs, [output], node_name, domain=DOMAIN, **attributes)
             )
-            self.operators.add(name)
+            self.operators[name] = self.operators.get(name, False) or bool(layer.bits)
             # What follows is added to what there is; the bias was the first's.
             bias, add = self._zeros(layer), output
         self.gone |= layer.nodes
@@ -111,7 +114,10 @@ class _Rewriter:
         graph.node.extend(kept)
         self._drop_unused()
         if self.operators:
-            self.proto.functions.extend(function(name, opset) for name in sorted(self.operators))
+            self.proto.functions.extend(
+                function(name, opset, integers=integers)
+                for name, integers in sorted(self.operators.items())
+            )
             self.proto.opset_import.append(helper.make_opsetid(DOMAIN, VERSION))
             self.proto.ir_version = max(self.proto.ir_version, FIRST_IR)
         return self.proto, self.arrays

@@ -23,6 +23,20 @@ from elsa_converters.sparse import find_library
 from elsa_format import Incomplete, InvalidOption, Metric
 from elsa_format.plugins import BETTER, LevelNumber, counted, open_network
 
+MOST_LOSS = 0.01
+"""Of a metric's value: integers whose metric is worse by more are marked."""
+
+
+@dataclass(frozen=True)
+class Integers:
+    """A level whose sparse operators compute with integers."""
+
+    seconds: float
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    """What was measured on samples, with at least each layer computed so that is timed so."""
+    worse: bool = False
+    """Its metric is worse than in floats by more than 1 % of it."""
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -54,6 +68,8 @@ class Measured:
     best: bool = False
     """No other level is at least as good in quality and time, and better in one; False for a level
     whose quality is not recorded."""
+    integers: Mapping[int, Integers] = field(default_factory=dict)
+    """With integers of so many bits; nothing for a level that stays dense."""
     axes: Mapping[str, int] = field(default_factory=dict)
     """Sizes of the axes that the graph leaves open."""
 
@@ -76,6 +92,7 @@ def measure_levels(
     sizes: Mapping[str, int] | None = None,
     seconds: float = 2.0,
     metrics: Mapping[LevelNumber, Mapping[str, Metric]] | None = None,
+    integers: Mapping[int, Mapping[LevelNumber, Mapping[str, Metric]]] | None = None,
     progress: Callable[[str], None] = lambda what: None,
 ) -> list[Measured]:
     """Measure size, time and memory of every available level, then of the dense network.
@@ -88,6 +105,8 @@ def measure_levels(
         sizes: Sizes of axes that the graph leaves open, by their names.
         seconds: How long each level is timed.
         metrics: Metrics by level, as `evaluate` returns them, which go before recorded ones.
+        integers: Bits of integers to measure levels with, too, 16 and 8; and metrics by level, as
+            `evaluate` returns them for this `precision`, or none.
         progress: Called with the name of each level before it is measured.
 
     Returns:
@@ -97,7 +116,10 @@ def measure_levels(
     [1, 2, 3, 'dense']
     """
     check_threads(threads)
-    metrics = metrics or {}
+    metrics, integers = metrics or {}, integers or {}
+    for bits in integers:
+        if bits not in (16, 8):
+            raise InvalidOption(f"integers={bits!r}: expected 16 and 8")
     if not 0 <= seconds < float("inf"):
         raise InvalidOption(f"seconds={seconds!r}: expected a time of 0 or more")
     axes = measured_axes(template, sizes)
@@ -116,16 +138,33 @@ def measure_levels(
     for level, name, sparsity, quality in rows:
         progress("dense" if level == "dense" else f"level {level}")
         with tempfile.TemporaryDirectory(prefix="elsa-bench-") as folder:
-            costs = _costs(Path(folder), source, template, level, threads, sizes, seconds)
+            costs = _costs(
+                Path(folder), source, template, level, threads, sizes, seconds, list(integers)
+            )
         measured = dict(metrics.get(level, {}))
         if metric in measured:
             quality = measured[metric].value
+        costs["integers"] = {
+            bits: _of_integers(took, measured.get(metric), integers[bits].get(level, {}), metric)
+            for bits, took in costs["integers"].items()
+        }
         costs |= {"download": downloads.get(level), "quality": quality, "axes": axes}
         found.append(Measured(level, name, sparsity, **costs, metrics=measured))
     # More is better of an unknown metric whose direction the file does not record.
     better = recorded.better if recorded is not None else BETTER.get(metric, "higher")
     directions = {found[metric].better for found in metrics.values() if metric in found}
     return mark_best(found, next(iter(directions), better))
+
+
+def _of_integers(
+    seconds: float, floats: Metric | None, metrics: Mapping[str, Metric], metric: str
+) -> Integers:
+    found = metrics.get(metric)
+    if found is None or floats is None:
+        return Integers(seconds, dict(metrics))
+    sign = 1 if found.better == "higher" else -1
+    worse = sign * (floats.value - found.value) > MOST_LOSS * abs(floats.value)
+    return Integers(seconds, dict(metrics), worse)
 
 
 def download_sizes(source: str | os.PathLike[str]) -> Mapping[LevelNumber, int]:
@@ -158,32 +197,43 @@ def _costs(
     threads: int | None,
     sizes: Mapping[str, int] | None,
     seconds: float,
+    integers: Sequence[int],
 ) -> dict[str, Any]:
-    models, layers = [folder / "dense.onnx"], [0, 0]
+    models = [folder / "dense.onnx"]
     export(source, template, models[0], level=level)
-    if find_library() is not None:
+    for bits in (32, *integers) if find_library() is not None else ():
+        layers = [0, 0]
+        target = folder / f"fast{bits}.onnx"
         export(
             source,
             template,
-            folder / "fast.onnx",
+            target,
             level=level,
             fast=True,
+            precision=bits,
             threads=threads,
             sizes=sizes,
-            chosen=lambda *counts: layers.__setitem__(slice(2), counts),
+            chosen=lambda *counts, to=layers: to.__setitem__(slice(2), counts),
         )
-    if layers[0]:  # else it is the dense model
-        models.append(folder / "fast.onnx")
-    sessions = [_session(model, threads) for model in models]
+        # Without sparse layers it is the dense model.
+        models.append(target if layers[0] else models[0])
+    different = list(dict.fromkeys(models))
+    sessions = [_session(model, threads) for model in different]
     feeds = example_inputs(sessions[0], sizes, os.fspath(template))
-    times = shortest_times(sessions, feeds, seconds)
-    memory = [session_memory(model, threads, sizes) for model in models]
+    times = dict(zip(different, shortest_times(sessions, feeds, seconds), strict=True))
+    dense, fast, *others = models if len(models) > 1 else [models[0], models[0]]
+    memory = {model: session_memory(model, threads, sizes) for model in {dense, fast}}
     return {
-        "size": _size(models[-1]),
-        "memory": memory[-1],
-        "dense_memory": memory[0],
-        "dense_seconds": times[0],
-        "fast_seconds": None if find_library() is None else times[-1],
+        "size": _size(fast),
+        "memory": memory[fast],
+        "dense_memory": memory[dense],
+        "dense_seconds": times[dense],
+        "fast_seconds": None if find_library() is None else times[fast],
+        "integers": {
+            bits: times[model]
+            for bits, model in zip(integers, others, strict=False)
+            if model != dense
+        },
     }
 
 

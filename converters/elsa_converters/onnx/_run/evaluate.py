@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from elsa_converters._scores import Scores
+from elsa_converters.onnx._fast.pick import THRESHOLDS, Precision, check_precision
 from elsa_converters.onnx._fast.timing import check_threads
 from elsa_converters.onnx._run.samples import Function, Samples, fit_samples
 from elsa_converters.onnx._run.session import session
@@ -27,6 +28,7 @@ def evaluate(
     limit: int | None = None,
     batch: int = 32,
     threads: int | None = None,
+    precision: Precision = 32,
     together: bool | None = None,
     progress: Progress = no_progress,
 ) -> dict[LevelNumber, dict[str, Metric]]:
@@ -48,6 +50,8 @@ def evaluate(
         limit: Use the first samples only.
         batch: Samples in one run, unless the graph has a fixed number.
         threads: Threads of ONNX Runtime.
+        precision: Let sparse operators compute with integers of 16 or 8 bits, in every layer of
+            levels that any speed could choose.
         together: Keep the sessions of all levels in memory, and go through the data once; by
             default if they fit into half of the memory that is available.
         progress: Called with the numbers of runs that are done, and of all.
@@ -65,6 +69,8 @@ def evaluate(
     ['accuracy', 'top5']
     """
     check_threads(threads)
+    fast = precision != 32 and THRESHOLDS[0]
+    check_precision(precision, fast)
     samples = fit_samples(data, template, function=function, limit=limit, batch=batch)
     with open_network(source) as network:
         levels, size = network.available, network.header.data_size
@@ -87,6 +93,8 @@ def evaluate(
                 source,
                 template,
                 level=level,
+                fast=fast,
+                precision=precision,
                 intra_op_num_threads=threads or 0,
                 providers=["CPUExecutionProvider"],
             )

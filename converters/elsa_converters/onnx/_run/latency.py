@@ -4,7 +4,12 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from elsa_converters.onnx._fast.pick import accelerate, refuse_unmeasurable
+from elsa_converters.onnx._fast.pick import (
+    Precision,
+    accelerate,
+    check_precision,
+    refuse_unmeasurable,
+)
 from elsa_converters.onnx._fast.timing import (
     check_threads,
     example_inputs,
@@ -23,6 +28,7 @@ def level_within(
     max_latency: float,
     *,
     fast: Fast = False,
+    precision: Precision = 32,
     threads: int | None = None,
     sizes: Mapping[str, int] | None = None,
     max_bytes: int | None = None,
@@ -31,14 +37,15 @@ def level_within(
 ) -> LevelNumber:
     """The densest level, or "dense", that runs in so many seconds at most.
 
-    Levels are tried from the dense network on; `fast` and `max_bytes` as for `export`. With metrics
-    of at least `min`, such as `{"accuracy": 0.9}`, and at most `max`: the best of the levels that
-    have them, or of those that equal it within their standard errors, the sparsest.
+    Levels are tried from the dense network on; `fast`, `precision` and `max_bytes` as for `export`.
+    With metrics of at least `min`, such as `{"accuracy": 0.9}`, and at most `max`: the best of the
+    levels that have them, or of those that equal it within their standard errors, the sparsest.
 
     >>> level_within("net.safetensors", "net.onnx", 10.0)
     'dense'
     """
     fast = check_fast(fast)
+    check_precision(precision, fast)
     check_threads(threads)
     refuse_unmeasurable(fast)
     choice = LevelChoice(min=min, max=max)
@@ -46,7 +53,7 @@ def level_within(
         levels = network.available
 
         def takes(level: LevelNumber) -> float:
-            session = _session(source, template, level, fast, threads, sizes)
+            session = _session(source, template, level, fast, precision, threads, sizes)
             feeds = example_inputs(session, sizes, str(template))
             return shortest_times([session], feeds)[0]
 
@@ -72,11 +79,14 @@ def _session(
     template: Template,
     level: LevelNumber,
     fast: bool | Fraction,
+    precision: Precision,
     threads: int | None,
     sizes: Mapping[str, int] | None,
 ) -> Any:
     with open_level(source, template, level) as opened:
         arrays, proto, where = opened.arrays(), opened.binding.proto, str(opened.binding.model.path)
     if fast is not False:
-        proto, arrays, _ = accelerate(proto, arrays, where, fast, threads=threads, sizes=sizes)
+        proto, arrays, _ = accelerate(
+            proto, arrays, where, fast, precision=precision, threads=threads, sizes=sizes
+        )
     return new_session(proto, arrays, threads=threads)

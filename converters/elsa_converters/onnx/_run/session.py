@@ -12,7 +12,7 @@ import onnxruntime
 from onnx import load_model
 
 from elsa_converters._errors import InvalidOnnx, MissingOperators
-from elsa_converters.onnx._fast.pick import accelerate
+from elsa_converters.onnx._fast.pick import Precision, accelerate, check_precision
 from elsa_converters.onnx._level.read import Template, open_level
 from elsa_converters.onnx._model.read import LEVELS_KEY
 from elsa_converters.onnx._model.write import with_values
@@ -28,6 +28,7 @@ def session(
     *,
     level: LevelLike,
     fast: Fast = False,
+    precision: Precision = 32,
     sizes: Mapping[str, int] | None = None,
     max_bytes: int | None = None,
     **ort_options: Any,
@@ -37,7 +38,8 @@ def session(
     `fast` as for `export`: if it is True, the layers are timed on this machine, for some seconds,
     with inputs whose named axes have these `sizes`; a sparsity takes the layers that have as much,
     untimed. Where the sparse operators were not built, a warning says so, and the session runs
-    densely. A network of more than `max_bytes` is refused from the header alone.
+    densely. `precision` lets them compute with integers of 16 or 8 bits, or, with "auto", with 16
+    where that is faster here. A network of more than `max_bytes` is refused from the header alone.
 
     Options are attributes of onnxruntime.SessionOptions by name (`intra_op_num_threads=2`) and
     arguments of InferenceSession (`providers=`, `sess_options=`, …).
@@ -47,7 +49,7 @@ def session(
     >>> y.shape
     (5, 100)
     """
-    return LevelSession(source, template, level, ort_options, fast, sizes, max_bytes)
+    return LevelSession(source, template, level, ort_options, fast, sizes, max_bytes, precision)
 
 
 class LevelSession(onnxruntime.InferenceSession):  # type: ignore[misc]
@@ -70,8 +72,10 @@ class LevelSession(onnxruntime.InferenceSession):  # type: ignore[misc]
         fast: Fast = False,
         sizes: Mapping[str, int] | None = None,
         max_bytes: int | None = None,
+        precision: Precision = 32,
     ) -> None:
         self._elsa_fast, self._elsa_sizes = check_fast(fast), sizes
+        self._elsa_precision = check_precision(precision, fast)
         self._elsa_source, self._elsa_template = source, template
         self._elsa_options = options
         self._elsa_max_bytes = max_bytes
@@ -99,6 +103,7 @@ class LevelSession(onnxruntime.InferenceSession):  # type: ignore[misc]
                 arrays,
                 str(binding.model.path),
                 self._elsa_fast,
+                precision=self._elsa_precision,
                 threads=options.intra_op_num_threads or None,
                 sizes=self._elsa_sizes,
             )

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 
 from elsa_converters._errors import MisplacedOutput
-from elsa_converters.onnx._fast.pick import accelerate
+from elsa_converters.onnx._fast.pick import Precision, accelerate, check_precision
 from elsa_converters.onnx._fast.timing import check_threads
 from elsa_converters.onnx._graph.simplify import fold_batch_norm
 from elsa_converters.onnx._graph.walk import Arrays, remove_named
@@ -73,6 +73,9 @@ class ExportOptions:
     fast: Fast = False
     """Let sparse operators compute the layers of at least this sparsity or, if it is True, those
     with which the network is fastest on this machine."""
+    precision: Precision = 32
+    """Bits of the numbers that sparse operators compute with: floats of 32, integers of 16 or 8, or
+    "auto", the faster of 32 and 16 on this machine. The model keeps its floats."""
     threads: int | None = None
     """Threads of ONNX Runtime that layers are timed with."""
     sizes: Mapping[str, int] | None = None
@@ -95,6 +98,7 @@ class ExportOptions:
     def __post_init__(self) -> None:
         LevelChoice.of(vars(self))
         check_fast(self.fast)
+        check_precision(self.precision, self.fast)
         check_threads(self.threads)
         if self.fast is not False and self.max_size is not None:
             raise InvalidOption("a fast model's size is not known before it is made: give a level")
@@ -172,6 +176,7 @@ def _changed(opened: LevelPass, options: ExportOptions) -> tuple[ModelProto, Arr
         arrays,
         str(opened.binding.model.path),
         fast,
+        precision=options.precision,
         threads=options.threads,
         sizes=options.sizes,
     )

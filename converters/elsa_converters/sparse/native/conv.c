@@ -3,8 +3,7 @@
  * In planes that are padded, and split by the strides into phases (every second row and column, say), a
  * step of the kernel is a step of one column or one row, and all outputs of a channel are one run of
  * columns, with gaps where a row of the input ends. */
-#include "kernels.h"
-#include "plan.h"
+#include "integer.h"
 
 #include <string.h>
 
@@ -111,10 +110,10 @@ const char *elsa_conv(elsa_layer *layer, const elsa_host *host, const float *x, 
     size_t size = as_it_is ? 0 : planes_size(layer, &g);
     if (!as_it_is && !size)
         return "the padded input is too large";
-    bool kept;
-    elsa_plan *plan = elsa_planned(layer, &g, &kept);
+    bool kept = true;
+    elsa_plan *plan = NULL;
     float *planes = size ? host->take(host, size) : NULL;
-    const char *problem = !plan || (size && !planes) ? ELSA_NO_MEMORY : NULL;
+    const char *problem = size && !planes ? ELSA_NO_MEMORY : NULL;
     padding job = {.layer = layer, .planes = planes, .in = {in[0], in[1]}, .rows = rows,
                    .pitch = g.pitch, .phases = g.phases, .tasks = elsa_tasks((double)size / 4)};
     job.tasks = (size_t)elsa_smaller((int64_t)job.tasks, layer->channels);
@@ -123,8 +122,11 @@ const char *elsa_conv(elsa_layer *layer, const elsa_host *host, const float *x, 
         if (planes)
             host->run(host, pad, job.tasks, &job);
         int64_t at = b * layer->outputs * g.area;
-        problem = elsa_multiply(layer, plan, host, g.columns, planes ? planes : job.x,
-                                sum ? sum + at : NULL, y + at);
+        const float *from = planes ? planes : job.x, *more = sum ? sum + at : NULL;
+        if (elsa_multiply_integers(layer, &g, host, from, more, y + at))
+            continue;
+        plan = plan ? plan : elsa_planned(layer, &g, host, &kept);
+        problem = plan ? elsa_multiply(layer, plan, host, g.columns, from, more, y + at) : ELSA_NO_MEMORY;
     }
     if (planes)
         host->give(host, planes);

@@ -33,7 +33,7 @@ typedef struct {
 } elsa_spmm;
 
 struct elsa_plan {
-    int64_t key[2];
+    int64_t key[2], bits;
     bool transposed;  /* x and y have the columns outermost */
     int64_t length;   /* of an input plane */
     int64_t planes;
@@ -45,6 +45,12 @@ struct elsa_plan {
     int32_t *parts;    /* [chunks + 1][outputs]: where in the values a row's part of a chunk begins */
     uint16_t *offsets; /* of each value's input in the packed chunk */
     int shift;         /* without offsets: an input begins at (column - the chunk's first) << shift */
+
+    /* For integers, see integer.c: parts are [chunks][outputs] and one more, counted in groups of values. */
+    void *values;
+    float *scales;   /* of 16 bits: [chunks][outputs]; of 8: [outputs] */
+    int32_t *totals; /* of 8 bits: the sum of a row */
+    uint64_t *masks; /* for few rows of x: which columns have values, a bit each, 64 at a time */
 };
 
 typedef struct {

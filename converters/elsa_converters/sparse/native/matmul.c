@@ -1,6 +1,5 @@
 /* Matrix products: rows of weights times vectors while there are few, else as a matrix of columns. */
-#include "kernels.h"
-#include "plan.h"
+#include "integer.h"
 
 enum {
     FEW = 4,          /* rows from which packing them pays */
@@ -75,6 +74,8 @@ static const char *few_rows(elsa_layer *layer, const elsa_host *host, const floa
 const char *elsa_matmul(elsa_layer *layer, const elsa_host *host, const float *x, int64_t rows,
                         const float *sum, float *y)
 {
+    if (rows && elsa_multiply_few(layer, host, x, rows, sum, y))
+        return NULL;
     if (rows < FEW)
         return rows ? few_rows(layer, host, x, rows, sum, y) : NULL;
     /* Blocks of a few widths only: inputs of any number of rows find the layer prepared. */
@@ -84,8 +85,10 @@ const char *elsa_matmul(elsa_layer *layer, const elsa_host *host, const float *x
         vectors *= 2;
     elsa_geometry g = {.key = {vectors, 0}, .transposed = true, .vectors = vectors, .columns = rows,
                        .length = 1, .area = 1, .phases = {1, 1}, .taps = {1, 1}};
+    if (elsa_multiply_integers(layer, &g, host, x, sum, y))
+        return NULL;
     bool kept;
-    elsa_plan *plan = elsa_planned(layer, &g, &kept);
+    elsa_plan *plan = elsa_planned(layer, &g, host, &kept);
     if (!plan)
         return ELSA_NO_MEMORY;
     const char *problem = elsa_multiply(layer, plan, host, rows, x, sum, y);

@@ -1,6 +1,5 @@
 /* How a layer's weights are walked over for inputs of one shape, made once and kept. */
-#include "kernels.h"
-#include "plan.h"
+#include "integer.h"
 
 #include <stdlib.h>
 
@@ -20,13 +19,14 @@ static double cost(const elsa_layer *layer, const elsa_plan *p, int64_t columns,
     return blocks * (parts * row + packing);
 }
 
-/* Windows and chunks for blocks of so many vectors; false if a chunk were too large. */
-static bool cut(elsa_plan *p, const elsa_geometry *g, int64_t vectors, int64_t width)
+bool elsa_cut(elsa_plan *p, const elsa_geometry *g, int64_t vectors, int64_t width, int64_t bytes,
+              int64_t element)
 {
+    int64_t line = ELSA_LINE * (int64_t)sizeof(float) / element;
     int64_t block = vectors * width;
     int64_t whole = block + (g->taps[0] - 1) * p->pitch + g->taps[1] - 1, piece = block + g->taps[1] - 1;
-    whole = elsa_parts(whole, ELSA_LINE) * ELSA_LINE;
-    piece = elsa_parts(piece, ELSA_LINE) * ELSA_LINE;
+    whole = elsa_parts(whole, line) * line;
+    piece = elsa_parts(piece, line) * line;
     bool pieces = piece * g->taps[0] < whole; /* of a wide picture only the rows that are needed */
     p->vectors = vectors;
     p->segments = pieces ? g->taps[0] : 1;
@@ -35,12 +35,32 @@ static bool cut(elsa_plan *p, const elsa_geometry *g, int64_t vectors, int64_t w
     int64_t channels = p->planes / channel;
     if (window > REACH)
         return false;
-    int64_t room = (p->transposed ? LARGE_CHUNK : CHUNK) / (int64_t)sizeof(float);
-    int64_t most = elsa_larger(room / window, 1);
+    int64_t most = elsa_larger(bytes / element / window, 1);
     p->chunks = elsa_parts(channels, most);
     p->chunk = elsa_parts(channels, p->chunks) * channel;
     p->chunks = elsa_parts(p->planes, p->chunk);
     return true;
+}
+
+static bool cut(elsa_plan *p, const elsa_geometry *g, int64_t vectors, int64_t width)
+{
+    return elsa_cut(p, g, vectors, width, p->transposed ? LARGE_CHUNK : CHUNK, sizeof(float));
+}
+
+elsa_place elsa_place_of(const elsa_layer *layer, const elsa_geometry *g, const elsa_plan *p,
+                         int64_t column)
+{
+    int64_t area = layer->kernel[0] * layer->kernel[1];
+    if (area == 1) /* as below, without a dozen divisions */
+        return (elsa_place){column, column % p->chunk * p->segment};
+    int64_t channel = column / area, y = column % area / layer->kernel[1];
+    int64_t x = column % layer->kernel[1];
+    int64_t plane = (channel * g->phases[0] + y % layer->stride[0]) * g->phases[1] +
+                    x % layer->stride[1];
+    int64_t down = y / layer->stride[0], right = x / layer->stride[1];
+    int64_t window = plane % p->chunk * p->segments + (p->segments > 1 ? down : 0);
+    int64_t offset = window * p->segment + right + (p->segments > 1 ? 0 : down * p->pitch);
+    return (elsa_place){plane, offset};
 }
 
 static bool fill(elsa_plan *p, const elsa_layer *layer, const elsa_geometry *g)
@@ -53,24 +73,15 @@ static bool fill(elsa_plan *p, const elsa_layer *layer, const elsa_geometry *g)
         return false;
     while (plain && (int64_t)1 << p->shift < p->segment)
         p->shift++;
-    int64_t area = layer->kernel[0] * layer->kernel[1];
     for (int64_t r = 0; r < outputs; r++) {
         int64_t chunk = 0, end = elsa_start(layer, r + 1);
         p->parts[r] = (int32_t)elsa_start(layer, r);
         for (int64_t i = elsa_start(layer, r); i < end; i++) {
-            int64_t column = elsa_column(layer, r, i);
-            int64_t channel = column / area, y = column % area / layer->kernel[1];
-            int64_t x = column % layer->kernel[1];
-            int64_t plane = (channel * g->phases[0] + y % layer->stride[0]) * g->phases[1] +
-                            x % layer->stride[1];
-            int64_t down = y / layer->stride[0], right = x / layer->stride[1];
-            for (; plane / p->chunk > chunk; chunk++)
+            elsa_place place = elsa_place_of(layer, g, p, elsa_column(layer, r, i));
+            for (; place.plane / p->chunk > chunk; chunk++)
                 p->parts[(chunk + 1) * outputs + r] = (int32_t)i;
-            if (plain)
-                continue;
-            int64_t window = plane % p->chunk * p->segments + (p->segments > 1 ? down : 0);
-            p->offsets[i] = (uint16_t)(window * p->segment + right +
-                                       (p->segments > 1 ? 0 : down * p->pitch));
+            if (!plain)
+                p->offsets[i] = (uint16_t)place.offset;
         }
         for (; chunk < p->chunks; chunk++)
             p->parts[(chunk + 1) * outputs + r] = (int32_t)end;
@@ -78,7 +89,7 @@ static bool fill(elsa_plan *p, const elsa_layer *layer, const elsa_geometry *g)
     return true;
 }
 
-static elsa_plan *make(const elsa_layer *layer, const elsa_geometry *g)
+static elsa_plan *make(const elsa_layer *layer, const elsa_geometry *g, const elsa_host *host)
 {
     const elsa_kernels *kernels = elsa_chosen();
     elsa_plan *p = calloc(1, sizeof *p);
@@ -86,12 +97,17 @@ static elsa_plan *make(const elsa_layer *layer, const elsa_geometry *g)
         return NULL;
     p->key[0] = g->key[0];
     p->key[1] = g->key[1];
+    p->bits = g->bits;
     p->transposed = g->transposed;
     p->length = g->length;
     p->planes = layer->channels * g->phases[0] * g->phases[1];
     p->pitch = g->pitch;
     p->width = g->width;
     p->area = g->area;
+    if (g->bits) {
+        elsa_quantise(p, layer, g, host);
+        return p;
+    }
     int64_t all = elsa_parts(g->columns, kernels->width), best = g->vectors;
     double least = 0;
     for (int64_t vectors = 1; !g->vectors && vectors <= elsa_smaller(kernels->most_vectors, all); vectors++) {
@@ -118,26 +134,35 @@ void elsa_unplan(elsa_plan *p)
         return;
     free(p->parts);
     free(p->offsets);
+    free(p->values);
+    free(p->scales);
+    free(p->totals);
+    free(p->masks);
     free(p);
 }
 
+static bool is_for(const elsa_plan *p, const elsa_geometry *g)
+{
+    return p->key[0] == g->key[0] && p->key[1] == g->key[1] && p->bits == g->bits;
+}
+
 /* The plan may be one that others use at the same time; kept ones stay until the layer is forgotten. */
-elsa_plan *elsa_planned(elsa_layer *layer, const elsa_geometry *g, bool *kept)
+elsa_plan *elsa_planned(elsa_layer *layer, const elsa_geometry *g, const elsa_host *host, bool *kept)
 {
     *kept = true;
     for (int i = 0; i < ELSA_SHAPES; i++) {
         elsa_plan *known = atomic_load(&layer->plans[i]);
-        if (known && known->key[0] == g->key[0] && known->key[1] == g->key[1])
+        if (known && is_for(known, g))
             return known;
     }
-    elsa_plan *mine = make(layer, g);
+    elsa_plan *mine = make(layer, g, host);
     if (!mine)
         return NULL;
     for (int i = 0; i < ELSA_SHAPES; i++) {
         elsa_plan *nobody = NULL;
         if (atomic_compare_exchange_strong(&layer->plans[i], &nobody, mine))
             return mine;
-        if (nobody->key[0] == mine->key[0] && nobody->key[1] == mine->key[1]) {
+        if (is_for(nobody, g)) {
             elsa_unplan(mine); /* another thread was faster */
             return nobody;
         }

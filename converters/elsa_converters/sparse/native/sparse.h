@@ -48,6 +48,7 @@ typedef struct {
     int64_t n, m;
     const void *values; /* float, or the upper halves of floats */
     bool half;
+    int64_t bits;  /* of the integers to multiply where that is faster, 16 or 8; 0: floats only */
     int64_t count; /* of values */
     const float *bias;
     bool relu;

@@ -100,6 +100,18 @@ static int64_t integers(ort_api api, const ort_info *info, const char *name, int
     return (int64_t)count;
 }
 
+/* Of the integers to compute with; 0 for floats, where a model asks for none. */
+static const char *set_bits(kernel *k, ort_api api, const ort_info *info)
+{
+    ort_status *status = ORT(api, get_integer)(info, "bits", &k->layer.bits);
+    if (status) {
+        ORT(api, release_status)(status);
+        k->layer.bits = 0;
+        return NULL;
+    }
+    return k->layer.bits == 16 || k->layer.bits == 8 ? NULL : "bits must be 16 or 8";
+}
+
 static const char *set_shape(kernel *k, ort_api api, const ort_info *info)
 {
     elsa_layer *layer = &k->layer;
@@ -176,6 +188,8 @@ static ort_status *create(const ort_operator *ort, ort_api api, const ort_info *
     k->api = api;
     k->op = op;
     const char *what = set_shape(k, api, info);
+    if (!what)
+        what = set_bits(k, api, info);
     if (!what && op->kind == NM) {
         int64_t pattern[2];
         if (integers(api, info, "pattern", pattern, 2) != 2)

@@ -54,6 +54,7 @@ ORT_FUNCTION(61, ort_status *, get_rank, const ort_shape *, size_t *);
 ORT_FUNCTION(62, ort_status *, get_dimensions, const ort_shape *, int64_t *, size_t rank);
 ORT_FUNCTION(65, ort_status *, get_shape, const ort_value *, ort_shape **);
 ORT_FUNCTION(69, ort_status *, create_memory_info, int allocator, int memory, ort_memory_info **);
+ORT_FUNCTION(86, ort_status *, get_integer, const ort_info *, const char *name, int64_t *);
 ORT_FUNCTION(90, ort_status *, get_input, const ort_context *, size_t, const ort_value **);
 ORT_FUNCTION(91, ort_status *, get_output, ort_context *, size_t, const int64_t *, size_t rank,
              ort_value **);
