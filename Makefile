@@ -113,7 +113,7 @@ test-runtimes:  ## the sparse operators in other versions of ONNX Runtime and Op
 	  CI=1 ELSA_TEST_SPARSE=$(CURDIR)/.cache/libelsa_sparse.so PYTHONPATH=.:converters \
 	    .cache/runtime/bin/python -m pytest -q -p no:cacheprovider tests/sparse/test_operators.py \
 	    tests/sparse/test_hostile_operators.py tests/sparse/test_concurrency.py \
-	    tests/sparse/test_fast_layers.py tests/sparse/test_openvino.py || exit 1; \
+	    tests/sparse/test_integers.py tests/sparse/test_fast_layers.py tests/sparse/test_openvino.py || exit 1; \
 	done
 
 test-neon:  ## the sparse operators' loops for 64-bit ARM, emulated: gcc-aarch64-linux-gnu, qemu-user
@@ -170,8 +170,11 @@ asan: $(VENV)/ready  ## the kernels' tests with the C module under AddressSaniti
 	    ELSA_TEST_SPARSE=$(CURDIR)/.cache/asan/libelsa_sparse.so \
 	    $(BIN)/python -m pytest -q -p no:cacheprovider tests/sparse/test_operators.py \
 	    tests/sparse/test_hostile_operators.py tests/sparse/test_concurrency.py \
-	    -k 'not too_large' || exit 1; \
-	done  # too_large: under AddressSanitizer C++ cannot fail to allocate
+	    tests/sparse/test_integers.py -k 'not too_large' || exit 1; \
+	done
+	LD_PRELOAD="$$(cc -print-file-name=libasan.so) $$(cc -print-file-name=libubsan.so)" \
+	  ASAN_OPTIONS=detect_leaks=0 ELSA_TEST_SPARSE=$(CURDIR)/.cache/asan/libelsa_sparse.so \
+	  $(BIN)/python -m fuzz.short --rounds 3000 integers  # too_large: under AddressSanitizer C++ cannot fail to allocate
 
 tsan:  ## threads that run the same sparse layer, under ThreadSanitizer
 	mkdir -p .cache
@@ -181,7 +184,7 @@ tsan:  ## threads that run the same sparse layer, under ThreadSanitizer
 FUZZ_SECONDS ?= 300
 fuzz: $(VENV)/ready  ## coverage-guided fuzzing of every target
 	$(BIN)/python -m pip install --quiet atheris
-	for target in header extract level pack index kernels http delivery fetch; do \
+	for target in header extract level pack index kernels integers http delivery fetch; do \
 	  $(BIN)/python -m fuzz $$target $(FUZZ_SECONDS) || exit 1; \
 	done
 

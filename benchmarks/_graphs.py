@@ -126,14 +126,20 @@ def gelu(g: Graph, x: str) -> str:
 
 
 def random_bert(
-    seed: int = 0, *, hidden: int = 64, layers: int = 2, words: int = 200, labels: int = 0
+    seed: int = 0,
+    *,
+    hidden: int = 64,
+    layers: int = 2,
+    words: int = 200,
+    places: int = 64,
+    labels: int = 0,
 ) -> dict[str, NDArray[Any]]:
     """Weights of a small encoder that is not trained."""
     rng = np.random.default_rng(seed)
     shapes: dict[str, tuple[int, ...]] = {
         "embeddings.word_embeddings.weight": (words, hidden),
         "embeddings.token_type_embeddings.weight": (2, hidden),
-        "embeddings.position_embeddings.weight": (64, hidden),
+        "embeddings.position_embeddings.weight": (places, hidden),
         "embeddings.LayerNorm.weight": (hidden,),
         "embeddings.LayerNorm.bias": (hidden,),
     }

@@ -47,7 +47,7 @@ def main() -> None:
 
     def mutator(data: bytes, max_size: int, seed: int) -> bytes:
         rng = random.Random(seed)
-        if target == "kernels" or rng.random() < 0.2:
+        if target in ("kernels", "integers") or rng.random() < 0.2:
             return bytes(atheris.Mutate(data, max_size))
         if target == "pack":
             return (data[:1] + mutate(data[1:], rng, start))[:max_size]

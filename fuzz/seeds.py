@@ -31,7 +31,7 @@ def seeds(target: str) -> tuple[bytes, ...]:
         found += [path.read_bytes() for path in sorted(paths)]
     elif target == "pack":
         found += [b"\0" + _plain(), *(b"\1" + npz for npz in _npz())]
-    elif target == "kernels":
+    elif target in ("kernels", "integers"):
         rng = np.random.default_rng(0)
         found += [bytes([function]) + rng.bytes(200) for function in range(16)]
     elif target == "http":

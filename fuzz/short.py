@@ -26,7 +26,7 @@ def inputs(target: str, rounds: int, seed: int, start: tuple[bytes, ...] = ()) -
         base = rng.choice(recent if rng.random() < 0.3 else start)
         if target in ("pack", "delivery"):
             changed = base[:1] + mutate(base[1:], rng, start)
-        elif target == "kernels":
+        elif target in ("kernels", "integers"):
             changed = bytes([rng.randrange(256)]) + rng.randbytes(rng.randrange(200))
         elif target == "http":
             changed = mutate_answers(base, rng, start)

@@ -21,6 +21,7 @@ import elsa_format as elsa
 from fuzz.answers import answers
 from fuzz.delivery import delivery
 from fuzz.fetching import fetching
+from fuzz.integers import integers
 from fuzz.kernels import kernels
 from fuzz.seeds import VECTORS
 from spec import plain_elsa as plain
@@ -343,6 +344,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "pack": pack,
     "index": index,
     "kernels": kernels,
+    "integers": integers,
     "http": answers,
     "delivery": delivery,
     "fetch": fetching,

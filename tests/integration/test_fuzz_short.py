@@ -19,7 +19,7 @@ from fuzz.short import inputs
 from fuzz.targets import TARGETS, pipe
 
 ROUNDS = {"header": 1200, "extract": 400, "level": 800, "pack": 200, "index": 200}
-ROUNDS |= {"kernels": 1500, "http": 1500, "delivery": 1200, "fetch": 400}
+ROUNDS |= {"integers": 100, "kernels": 1500, "http": 1500, "delivery": 1200, "fetch": 400}
 
 
 @pytest.mark.parametrize("target", TARGETS)

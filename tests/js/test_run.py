@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -73,7 +74,7 @@ def test_kernels_are_those_of_the_sources(tmp_path: Path) -> None:
     assert (tmp_path / "wasm.js").read_text() == WASM.read_text()
 
 
-def web(folder: Path, nodes: list[Any], inputs: Any, constants: Any, dtype: Any = None) -> Path:
+def web(folder: Path, nodes: list[Any], inputs: Any, constants: Any) -> Path:
     """A graph of these nodes, packed, and its directory for the web; its output is y."""
     made = [helper.make_tensor_value_info(name, *rest) for name, *rest in inputs]
     values = [numpy_helper.from_array(np.asarray(a), name) for name, a in constants.items()]
@@ -82,8 +83,7 @@ def web(folder: Path, nodes: list[Any], inputs: Any, constants: Any, dtype: Any 
     opset = helper.make_opsetid("", 17)
     onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=8), folder / "m.onnx")
     weights, template = folder / "net.safetensors", folder / "net.onnx"
-    options = {"template": template} if dtype is None else {"template": template, "dtype": dtype}
-    elsa_format.pack(folder / "m.onnx", weights, sparsities=[80, 50], **options)
+    elsa_format.pack(folder / "m.onnx", weights, sparsities=[80, 50], template=template)
     export_web(weights, template, folder / "web")
     return folder / "web"
 
@@ -331,6 +331,23 @@ def test_operators(run_node: Callable[..., str], tmp_path: Path, name: str) -> N
         opened = session(tmp_path / "net.safetensors", tmp_path / "net.onnx", level=level)
         expected = opened.run(None, {"x": x})[0]
         np.testing.assert_allclose(values, expected.ravel(), atol=NEAR, rtol=NEAR)
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16], ids=["BF16", "F16"])
+def test_weights_of_16_bits(run_node: Callable[..., str], tmp_path: Path, dtype: Any) -> None:
+    """The graph computes in float32; with elsa-format/run so do the kernels."""
+    w = floats(24, 10).astype(dtype)
+    constants = {"w": w.astype(np.float32)}
+    folder = web(tmp_path, [node("MatMul", "x", "w")], [X2], constants)
+    template, packed = tmp_path / "m.onnx", tmp_path / "half.safetensors"
+    elsa_format.pack({"w": w}, packed, sparsities=[80, 50])
+    export_web(packed, template, folder, force=True)
+    x = floats(3, 24)
+    found, _ = run_web(run_node, folder, {"x": x})
+    with elsa_format.open(packed) as file:
+        for level, values in zip(LEVELS, found, strict=True):
+            expected = x @ file.load(level)["w"].astype(np.float32)
+            np.testing.assert_allclose(values, expected.ravel(), atol=NEAR)
 
 
 def test_an_operator_it_does_not_know(run_node: Callable[..., str], tmp_path: Path) -> None:

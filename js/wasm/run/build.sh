@@ -10,8 +10,11 @@ cc() {
   clang-19 --target=wasm32 -msimd128 -mbulk-memory -std=gnu11 -nostdlib -ffunction-sections -Wall -Wextra -Werror \
     -Wno-unused-function -I libc -I $native -c "$@"
 }
-cc -O3 -fno-inline-functions -fno-unroll-loops sparse.c -o "$out/sparse.o"
-for name in operators.c memory.c $native/plan.c $native/matmul.c $native/layer.c $native/conv.c; do
+cc -O3 -fno-unroll-loops sparse.c -o "$out/sparse.o"
+cc -O2 -fno-unroll-loops operators.c -o "$out/operators.o"
+# With vectors of 4 floats, what is packed has to fit the first-level cache (measured: up to 1.17 times as fast).
+cc -Os -DELSA_LARGE_CHUNK='(28 << 10)' $native/plan.c -o "$out/plan.o"
+for name in memory.c $native/matmul.c $native/layer.c $native/conv.c; do
   cc -Os $name -o "$out/$(basename $name).o"
 done
 wasm-ld-19 --no-entry --strip-all --gc-sections --stack-first -z stack-size=16384 --initial-memory=131072 \

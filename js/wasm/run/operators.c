@@ -11,22 +11,24 @@
 #define SUB wasm_f32x4_sub
 #define MUL wasm_f32x4_mul
 #define DIV wasm_f32x4_div
-#define MIN wasm_f32x4_min
-#define MAX wasm_f32x4_max
+// NaN stays if it is the first, and it takes one instruction.
+#define MIN wasm_f32x4_pmin
+#define MAX wasm_f32x4_pmax
 #define INLINE static inline __attribute__((always_inline))
 
-// e^x: x is n ln 2 + r, and e^r a polynomial (Cephes).
+// e^x: x is n ln 2 + r, and e^r a polynomial (Cephes). Beside a large number, n is in the lowest bits.
 static v128_t exponential(v128_t x)
 {
-    x = MAX(SPLAT(-87.3f), MIN(SPLAT(88), x));
-    v128_t n = wasm_f32x4_nearest(MUL(x, SPLAT(1.44269504f)));
+    x = MAX(MIN(x, SPLAT(88)), SPLAT(-87.3f));
+    v128_t beside = ADD(MUL(x, SPLAT(1.44269504f)), SPLAT(12582912)), n = SUB(beside, SPLAT(12582912));
     v128_t r = SUB(SUB(x, MUL(n, SPLAT(0.693359375f))), MUL(n, SPLAT(-2.12194440e-4f)));
-    static const float more[] = {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 0.5f};
-    v128_t p = SPLAT(1.9875691500e-4f);
-    for (int i = 0; i < 5; i++)
-        p = ADD(MUL(p, r), SPLAT(more[i]));
+    v128_t p = ADD(MUL(SPLAT(1.9875691500e-4f), r), SPLAT(1.3981999507e-3f));
+    p = ADD(MUL(p, r), SPLAT(8.3334519073e-3f));
+    p = ADD(MUL(p, r), SPLAT(4.1665795894e-2f));
+    p = ADD(MUL(p, r), SPLAT(1.6666665459e-1f));
+    p = ADD(MUL(p, r), SPLAT(0.5f));
     p = ADD(MUL(p, MUL(r, r)), ADD(r, SPLAT(1)));
-    return MUL(p, wasm_i32x4_shl(wasm_i32x4_add(wasm_i32x4_trunc_sat_f32x4(n), wasm_i32x4_splat(127)), 23));
+    return MUL(p, wasm_i32x4_shl(wasm_i32x4_add(beside, wasm_i32x4_splat(127)), 23));
 }
 
 // Abramowitz and Stegun 7.1.26: within 1.5e-7.
@@ -34,10 +36,10 @@ static v128_t error_function(v128_t x)
 {
     v128_t sign = wasm_v128_and(x, wasm_i32x4_splat(INT32_MIN)), a = wasm_f32x4_abs(x);
     v128_t t = DIV(SPLAT(1), ADD(SPLAT(1), MUL(SPLAT(0.3275911f), a)));
-    static const float more[] = {-1.453152027f, 1.421413741f, -0.284496736f, 0.254829592f};
-    v128_t p = SPLAT(1.061405429f);
-    for (int i = 0; i < 4; i++)
-        p = ADD(MUL(p, t), SPLAT(more[i]));
+    v128_t p = ADD(MUL(SPLAT(1.061405429f), t), SPLAT(-1.453152027f));
+    p = ADD(MUL(p, t), SPLAT(1.421413741f));
+    p = ADD(MUL(p, t), SPLAT(-0.284496736f));
+    p = ADD(MUL(p, t), SPLAT(0.254829592f));
     return wasm_v128_or(SUB(SPLAT(1), MUL(MUL(p, t), exponential(wasm_f32x4_neg(MUL(a, a))))), sign);
 }
 
@@ -116,8 +118,8 @@ void EXPORT(binary)(int32_t op, const float *a, const float *b, float *y, const 
                     EACH(1, SUB)
                     EACH(2, MUL)
                     EACH(3, DIV)
-                    EACH(4, MAX)
-                    EACH(5, MIN)
+                    EACH(4, wasm_f32x4_max)
+                    EACH(5, wasm_f32x4_min)
 #undef EACH
                 }
             }

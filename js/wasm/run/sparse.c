@@ -21,7 +21,7 @@ static int64_t elsa_share(int64_t whole, size_t i, size_t count)
 #define TARGET
 #define W 4
 #define LANES 4
-#define MOST 12
+#define MOST 8
 #define PAIRED 4
 #define PERMUTES 0
 #define KIND floats

@@ -3,9 +3,13 @@
 
 #include <stdlib.h>
 
+#ifndef ELSA_LARGE_CHUNK
+#define ELSA_LARGE_CHUNK (112 << 10)
+#endif
+
 enum {
     CHUNK = 40 << 10,        /* bytes of packed input: about the first-level cache (measured) */
-    LARGE_CHUNK = 112 << 10, /* the same for few columns: rows of weights in longer parts */
+    LARGE_CHUNK = ELSA_LARGE_CHUNK, /* the same for few columns: rows of weights in longer parts */
     REACH = 1 << 16,         /* floats that an offset can reach */
 };
 
