@@ -1,5 +1,5 @@
 // The sparse kernels of converters/elsa_converters/sparse/native for WebAssembly: those for floats that stand anywhere.
-#include "kernels.h"
+#include "integer.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -54,6 +54,24 @@ static void give(const elsa_host *host, void *memory)
     free(memory);
 }
 static const elsa_host host = {run, take, give};
+
+// Layers here have no bits of integers, which integer.c is for.
+bool elsa_multiply_integers(elsa_layer *l, const elsa_geometry *g, const elsa_host *h, const float *x, const float *sum, float *y)
+{
+    (void)l, (void)g, (void)h, (void)x, (void)sum, (void)y;
+    return false;
+}
+
+bool elsa_multiply_few(elsa_layer *l, const elsa_host *h, const float *x, int64_t rows, const float *sum, float *y)
+{
+    (void)l, (void)h, (void)x, (void)rows, (void)sum, (void)y;
+    return false;
+}
+
+void elsa_quantise(elsa_plan *p, const elsa_layer *l, const elsa_geometry *g, const elsa_host *h)
+{
+    (void)p, (void)l, (void)g, (void)h;
+}
 
 // A layer of arrays that stay where they are; 0 if they are no layer. Shape: outputs, channels, kernel, strides, pads.
 elsa_layer *EXPORT(layer)(const int32_t *shape, const int32_t *starts, const uint16_t *columns, const float *values,
