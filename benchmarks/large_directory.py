@@ -1,6 +1,7 @@
 """What calibrating a large model directory takes: some blocks are measured, the rest computed.
 
     python -m benchmarks.large_directory [--blocks 16] [--sparsities 70,50] [--samples 128]
+        [--length 128] [--divide 1] [--folder DIR]
 
 makes a Llama-shaped directory of random bfloat16 weights, 1.1 billion of them with 16 blocks, and
 nests levels into a small matrix and then the largest one of the block in its middle. All blocks are
@@ -85,10 +86,11 @@ def main() -> None:
     parser.add_argument("--sparsities", default="70,50")
     parser.add_argument("--samples", type=int, default=128)
     parser.add_argument("--folder", type=Path, help="Where the directory is, or is to be.")
-    parser.add_argument("--small", action="store_true", help="Tiny layers, to try the command.")
+    parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--divide", type=int, default=1, help="Layers so many times narrower.")
     parser.add_argument("--make", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    sizes = {n: size // (32 if given.small else 1) for n, size in SIZES.items()}
+    sizes = {n: size // given.divide for n, size in SIZES.items()}
     if given.make is not None:
         make(given.make, given.blocks, sizes)
         return
@@ -111,6 +113,7 @@ def measure(folder: Path, out: Path, given: Any, sizes: dict[str, int]) -> None:
         sparsities=given.sparsities,
         calibrate=folder.with_suffix(".txt"),
         samples=given.samples,
+        length=given.length,
         scope="uniform",
         include=[f"{block}.self_attn.k_proj.weight", f"{block}.mlp.down_proj.weight"],
         progress=times,

@@ -33,13 +33,14 @@ class Bar:
     def __call__(self, done: int, total: int) -> None:
         """Draw, if it is time to."""
         now = time.monotonic()
-        if done < self.done:  # it is made, and now it is sent to a store
-            self.done, self.speed = 0, 0.0
+        if done < self.done:  # something else is counted: it is made, and now sent to a store
+            self.started = self.drawn = now
+            self.done, self.speed = done, 0.0
         passed = now - self.drawn
         if now - self.started < FIRST or passed < PERIOD:
             return
         speed = (done - self.done) / passed
-        new = 1 - math.exp(-passed / MEMORY) if self.length else 1
+        new = 1 - math.exp(-passed / MEMORY) if self.speed else 1
         self.speed += new * (speed - self.speed)
         self.drawn, self.done = now, done
         left = (total - done) / self.speed if self.speed > 0 else MOST

@@ -268,6 +268,20 @@ def test_damaged_archives_are_refused(save: Any, case: Case, tmp_path: Path) -> 
             read_numpy(path)
 
 
+def test_random_numbers_are_told(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"]),
+        helper.make_node("RandomNormalLike", ["h"], ["r"]),
+        helper.make_node("Add", ["h", "r"], ["y"]),
+    ]
+    main = graph(
+        nodes, [value("x", ["n", 6])], [value("y", ["n", 4])], [tensor("w", weights(6, 4))]
+    )
+    path = save(model(main), tmp_path / "net.onnx")
+    report = pack(path, tmp_path / "o", sparsities=[50], calibrate={"x": weights(16, 6)})
+    assert any("draws random numbers (RandomNormalLike)" in note for note in report.notes)
+
+
 def test_a_graph_without_layers(tmp_path: Path) -> None:
     node = helper.make_node("Gather", ["w", "x"], ["y"])
     main = graph(

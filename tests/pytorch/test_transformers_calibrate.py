@@ -346,6 +346,22 @@ def test_directories_that_are_refused(tmp_path: Path) -> None:
     assert "NaN or infinite" in refused(place, given)
 
 
+@pytest.mark.parametrize("module", ["timm", "torchvision"])
+def test_what_timm_lacks_is_named(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "cnn"
+    place.mkdir()
+    save_file({"w": torch.ones(4, 4)}, place / "model.safetensors")
+    (place / "config.json").write_text('{"architecture": "resnet18"}')
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "timm.py").write_text("import torchvision")
+    monkeypatch.syspath_prepend(tmp_path / "lib")
+    monkeypatch.delitem(sys.modules, "timm", raising=False)
+    monkeypatch.setitem(sys.modules, module, None)
+    assert f"{module} is not installed; run: pip install {module}" in refused(place, lines())
+
+
 def test_what_is_not_stored_is_told(tmp_path: Path) -> None:
     place = dense("bert", tmp_path)
     weights = load_file(place / "model.safetensors")

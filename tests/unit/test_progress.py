@@ -139,6 +139,22 @@ def test_no_absurd_time_after_a_slow_start(monkeypatch: pytest.MonkeyPatch) -> N
     assert max(found) < 25
 
 
+def test_what_follows_is_timed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when layers are solved, and then bytes are written."""
+    time = Clock(monkeypatch)
+    bar = Bar("solving", written := stream())
+    run(time, bar, [(10_000, 100)])
+    bar.doing("packing")
+    for second in range(1, 20):
+        time.now += 0.5
+        bar(second * 1000, 10**6)
+        left = seconds_left(lines(written)[-1])
+        if second < 7:
+            assert left is None or "solving" in lines(written)[-1]
+        else:
+            assert left == pytest.approx((10**6 - second * 1000) / 2000, rel=0.1)
+
+
 def test_who_is_stuck_makes_no_promise(monkeypatch: pytest.MonkeyPatch) -> None:
     time = Clock(monkeypatch)
     bar = Bar("packing", written := stream())

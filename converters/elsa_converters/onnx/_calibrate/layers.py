@@ -10,7 +10,7 @@ import numpy as np
 from onnx import NodeProto, helper
 
 from elsa_converters.onnx._graph.behind import Behind, behind
-from elsa_converters.onnx._graph.walk import reads
+from elsa_converters.onnx._graph.walk import all_graphs, reads
 from elsa_converters.onnx._model.read import Model
 from elsa_format.levels import Pattern
 
@@ -130,6 +130,13 @@ class Finder:
             if not product.depthwise and product.shape[1] % pattern.m:
                 return f"{product.shape[1]} inputs, no multiple of {pattern.m}"
         return None
+
+
+def random_kinds(model: Model) -> list[str]:
+    """The kinds of nodes that draw random numbers whenever a graph runs."""
+    graphs = all_graphs(model.proto.graph)
+    kinds = {node.op_type for graph in graphs for node in graph.node}
+    return sorted(kinds & (_RANDOM - {"Dropout"}))
 
 
 def constant_values(model: Model, nodes: Sequence[NodeProto]) -> set[str]:

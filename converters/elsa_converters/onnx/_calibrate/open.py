@@ -5,6 +5,7 @@ from itertools import islice
 
 from elsa_converters._errors import UnsupportedOnnx
 from elsa_converters.calibrate import Nested
+from elsa_converters.onnx._calibrate.layers import random_kinds
 from elsa_converters.onnx._calibrate.model import OnnxModel
 from elsa_converters.onnx._calibrate.rewrite import prepare
 from elsa_converters.onnx._calibrate.samples import SamplesLike, read_batches
@@ -51,4 +52,6 @@ def calibration(
         raise UnsupportedOnnx(f"{original.path}: no layer can be nested ({left or 'it has none'})")
     checkpoint = OnnxCheckpoint(prepared.model)
     model = OnnxModel(prepared, batches, max_memory=options.max_memory, threads=options.threads)
-    return Nested(checkpoint, model, options, left=prepared.left)
+    kinds = ", ".join(random_kinds(prepared.model))
+    notes = [f"the graph draws random numbers ({kinds}), others in every run: no two runs agree"]
+    return Nested(checkpoint, model, options, left=prepared.left, notes=notes if kinds else [])

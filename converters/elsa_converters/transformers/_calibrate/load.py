@@ -172,9 +172,11 @@ def _load_timm(folder: Path, config: Mapping[str, Any]) -> Loaded:
     """A model of timm, whose tensors have the names of the module's."""
     try:
         import timm
-    except ImportError:
+    except ImportError as error:  # of timm, or of what it needs
+        missing = error.name or "timm"
         raise InvalidData(
-            f"{folder}: is a model of timm, which is not installed; run: pip install timm"
+            f"{folder}: is a model of timm, and {missing} is not installed; "
+            f"run: pip install {missing}"
         ) from None
     model = timm.create_model(f"local-dir:{folder}", pretrained=True)
     own = model.state_dict(keep_vars=True)
