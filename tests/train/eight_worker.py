@@ -10,8 +10,8 @@ import numpy as np
 from click.testing import CliRunner
 from internals import Checkpoints, _run, flatten, train
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from resumed import run_and_resume
 from test_joint import WORDS
-from test_rules import run_and_resume
 
 import elsa_format
 from elsa_train import Joint, Network, Schedule, Scope, masked, nest, parse_levels, write_file
@@ -123,7 +123,7 @@ def main(folder):
     found = {
         "runs": {scope: run(folder / scope, scope) for scope in LEVELS},
         "in two": run_in_two(folder / "two", "global"),
-        "rules": run_and_resume(folder, ["gmp", "rigl"]),
+        "rules": run_and_resume(folder, ["gmp", "rigl"], *FEW),
         "split": {
             scope: {name: split(folder, scope, spec) for name, spec in splits.items()}
             for scope in LEVELS

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import environment
 from eight_worker import LEVELS
-from test_rules import check_resumed
+from resumed import check_resumed
 
 import elsa_format
 from elsa_train import parse_levels

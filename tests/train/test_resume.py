@@ -9,7 +9,8 @@ import time
 import pytest
 from click.testing import CliRunner
 from conftest import TINY
-from internals import StopSignal, import_line, train
+from internals import RULES, StopSignal, import_line, train
+from resumed import check_resumed, run_and_resume
 
 SHORT = {**TINY, "epochs": 1.0, "sparsify_epochs": 1.0, "levels": "90,80"}
 ARGUMENTS = [
@@ -80,6 +81,12 @@ def test_killed_twice_then_resumed_gives_the_same_file(whole, tmp_path):
     assert code == 0, err
     assert "resumed after" in err
     assert (tmp_path / "seed-0" / "model.safetensors").read_bytes() == whole
+
+
+def test_a_resumed_run_of_other_rules_gives_the_same_bytes(whole, tmp_path):
+    del whole  # whose programs are used again
+    found = run_and_resume(tmp_path, [rule for rule in RULES if rule != "gmp"])
+    check_resumed(tmp_path, found)
 
 
 def test_sigterm_saves_and_only_the_same_command_resumes(whole, tmp_path):

@@ -1,22 +1,14 @@
-"""Rules of a sparsify phase: budgets, frozen weights, what each does, and runs that resume."""
-
-import math
+"""Rules of a sparsify phase: budgets, frozen weights, and what each does."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from conftest import tiny
-from internals import RULES, BadRecipe, Checkpoints, InfeasibleTraining, apply_mask, train
-from test_resume import ARGUMENTS
+from internals import RULES, BadRecipe, InfeasibleTraining, apply_mask
 
-import elsa_format
 from elsa_train import ACDC, RigL, Schedule, Scope, parse_levels
 
-WORDS = ["digits", *ARGUMENTS, "--plot", "none", "--checkpoint-every", "5", "-q"]
-WORDS += ["--train-images", "448", "--batch-size", "32", "--test-images", "64", "--mask-every", "2"]
-WORDS += ["--levels", "90", "--epochs", "0.2", "--densify-epochs", "0"]
 SCHEDULE = Schedule(start=2, end=15, every=2)
 SCOPES = {
     "global": (Scope(), "75"),
@@ -142,48 +134,3 @@ def test_a_recipe_refuses_what_does_not_go_with_a_rule(also):
     (name,) = also
     with pytest.raises(BadRecipe, match=f"sparsify 'rigl' does not go with {name}"):
         tiny(sparsify="rigl", **also)
-
-
-def run_and_resume(folder, rules):
-    """Run the command with each rule in one go; in two, stopped when the mask has changed twice."""
-    save, found = Checkpoints.save, {}
-
-    def stop(self, progress, phase=None):
-        save(self, progress, phase)
-        if progress.done == 0 and phase and phase.step == 5:
-            raise KeyboardInterrupt
-
-    try:
-        for rule in rules:
-            codes = []
-            for way, saving in (("whole", save), ("two", stop), ("two", save)):
-                Checkpoints.save = saving
-                words = [*WORDS, "--sparsify", rule, "-o", str(folder / f"{rule}-{way}")]
-                codes.append(CliRunner().invoke(train, words).exit_code)
-            found[rule] = codes
-    finally:
-        Checkpoints.save = save
-    return found
-
-
-def check_resumed(folder, found):
-    """Both ways give the same bytes, the level has its budget, and no two rules the same level."""
-    (level,), digests = parse_levels("90"), set()
-    for rule, codes in found.items():
-        assert codes == [0, 130, 0], rule
-        whole, two = (folder / f"{rule}-{way}/seed-0/model.safetensors" for way in ("whole", "two"))
-        assert whole.read_bytes() == two.read_bytes(), rule
-        # The run has compared the level's digest with that of its freeze.
-        elsa_format.verify(whole)
-        with elsa_format.open(whole) as file:
-            kernels = [name for name in file.nested if Scope().matches(name)]
-            size = sum(math.prod(file.tensors[name].shape) for name in kernels)
-            assert sum(file.nested[n][0] for n in kernels) == round(float(level.density) * size)
-            digests.add(file.levels[0].digest)
-    assert len(digests) == len(found)
-
-
-def test_a_resumed_run_gives_the_same_bytes(tmp_path):
-    """Elsewhere: the default rule (test_resume), eight devices (test_eight_devices)."""
-    found = run_and_resume(tmp_path, [rule for rule in RULES if rule != "gmp"])
-    check_resumed(tmp_path, found)
