@@ -374,3 +374,13 @@ def test_batches_are_held_back_at_equal_distances() -> None:
     assert spread(range(16), Fraction(1, 8)) == [7, 15]
     assert spread(range(2), Fraction(1, 8)) == [1]
     assert spread([0, 2, 3], Fraction(3, 8)) == [3]
+
+
+def test_a_level_that_serves_no_dense_network_is_the_better_for_it() -> None:
+    settings = {"serving": Settings(), "alone": Settings(dense=0, bound=math.inf)}
+    errors = {}
+    for name, one in settings.items():
+        sweep, _ = calibrated(perceptron(SIZES, samples()), LEVELS[:1], settings=one)
+        errors[name] = [measured.relative_error for measured in sweep.measured]
+    assert errors["alone"][0] < errors["serving"][0]
+    assert errors["alone"][1] > errors["serving"][1]
