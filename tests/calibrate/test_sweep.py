@@ -413,3 +413,13 @@ def test_outputs_of_several_sizes() -> None:
     assert reference.distance([part * 0] for part in parts) == pytest.approx(1, abs=0.2)
     answers = Answers("logits")
     assert [answers.add(part) for part in parts] == [True, False]
+
+
+def test_a_level_that_serves_no_dense_network_is_the_better_for_it() -> None:
+    settings = {"serving": Settings(), "alone": Settings(dense=0, bound=math.inf)}
+    errors = {}
+    for name, one in settings.items():
+        sweep, _ = calibrated(perceptron(SIZES, samples()), LEVELS[:1], settings=one)
+        errors[name] = [measured.relative_error for measured in sweep.measured]
+    assert errors["alone"][0] < errors["serving"][0]
+    assert errors["alone"][1] > errors["serving"][1]

@@ -82,6 +82,10 @@ class Nested(Calibration):
         if model.classes is not None:
             self.metrics["agreement"] = MetricInfo("higher", held, recorded)
 
+    def serve(self, *, dense: float, bound: float) -> None:
+        """Weigh and bound the dense network otherwise than the options say."""
+        self._sweep.settings = replace(self._sweep.settings, dense=dense, bound=bound)
+
     def solve(self, progress: Progress) -> Generator[SolvedTensor]:
         """Run the sweep; every layer's tensors come when it is solved."""
         dense = len(self.levels)
