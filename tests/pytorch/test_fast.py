@@ -377,6 +377,20 @@ def test_compiled_code_sees_a_switch(tmp_path):
         assert isinstance(model[0], _fast_layers.FastLayer)
 
 
+def test_a_switch_of_weights_made_in_inference_mode(tmp_path):
+    """They have no version that could tell of it."""
+    file = tmp_path / "net.safetensors"
+    elsa_format.pack(network(zeros=0).state_dict(), file, sparsities=[95, 80])
+    x = torch.randn(4, 48)
+    with torch.inference_mode():
+        model, dense = network(), network()
+        with elsa_torch.attach(model, file, 1, fast=0.7) as levels:
+            for level in (2, 1, "dense"):
+                levels.use(level)
+                elsa_torch.load_level(dense, file, level)
+                close(model(x), dense(x))
+
+
 @pytest.mark.parametrize("keep_dense", [True, False])
 @pytest.mark.parametrize("meta", [True, False])
 @pytest.mark.parametrize("kind", ["file", "delivery"])

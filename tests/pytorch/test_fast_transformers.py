@@ -1,14 +1,16 @@
 """Fast levels in transformers: the same outputs as dense, saved and switched like any model."""
 
+import json
 import os
 import shutil
 
 import pytest
 import torch
 import transformers as hf
+from click.testing import CliRunner
 from elsa_converters.sparse import find_library
 from elsa_converters.transformers import ElsaConfig, use_level
-from internals import _fast_layers
+from internals import _fast_layers, _fast_levels, _fast_sparsify, bench
 
 import elsa_format
 
@@ -81,3 +83,26 @@ def test_delivered_levels(packed, tmp_path):
 def test_what_cannot_be_fast_is_refused_before_loading():
     with pytest.raises(elsa_format.InvalidOption, match="expected True, False, or a sparsity"):
         ElsaConfig(level=1, fast="yes")
+
+
+def test_bench_of_a_directory(packed, monkeypatch):
+    """Every level, dense and fast; where nothing gains, dense alone."""
+    gained = []
+    for module in (_fast_sparsify, _fast_levels):
+        monkeypatch.setattr(module, "gains", lambda *layer: bool(gained))
+    words = [str(packed), "--seconds", "0", "--threads", "1"]
+    result = CliRunner().invoke(bench, [*words, "-q"])
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    names = "level sparsity tokens/s fast prefill fast memory fast"
+    assert lines[0].split() == names.split()
+    assert [line.split()[3] for line in lines[1:4]] == ["-"] * 3
+    gained.append(True)
+    result = CliRunner().invoke(bench, [*words, "--json"])
+    rows = json.loads(result.stdout)
+    assert [row["level"] for row in rows] == [1, 2, "dense"]
+    assert rows[0]["layers"][0] > 0
+    assert rows[0]["fast"]["memory"] < rows[1]["fast"]["memory"] < rows[0]["dense"]["memory"]
+    assert rows[2]["fast"] is None
+    result = CliRunner().invoke(bench, [*words, "--html", "page.html"])
+    assert (result.exit_code, result.stdout) == (2, "")

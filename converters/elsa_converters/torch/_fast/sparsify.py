@@ -70,7 +70,7 @@ def sparsify(model: nn.Module, fast: Fast = True, *, keep_dense: bool = True) ->
     shared = shared_weights(model)
     jobs: list[tuple[str, nn.Module]] = []
     for name, module in names.items():
-        if isinstance(module, FastLayer) and (wanted is False or not module.is_current()):
+        if isinstance(module, FastLayer) and (wanted is False or not module.is_surely_current()):
             make_dense(module)
         if wanted is not False and not isinstance(module, FastLayer) and _may(module, wanted):
             jobs.append((name, module))
