@@ -211,8 +211,11 @@ class ModelLevels:
             layers = {
                 s: able[h] for s, h in places.items() if s in self.network.nested and h in able
             }
-            self._sparse = SparseLayers(layers, self._variant, wanted)
+            self._sparse = SparseLayers(layers, self._flat, wanted)
         return self._sparse.layers
+
+    def _flat(self, name: str, level: LevelNumber, room: Tensor | None) -> Tensor:
+        return self._variant(name, level).reshape(-1)
 
     def _variant(self, name: str, level: LevelNumber) -> Tensor:
         array = self.network.holder[name].tensor(name, level)
