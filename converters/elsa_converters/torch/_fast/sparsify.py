@@ -19,7 +19,7 @@ from elsa_converters.torch._fast.layers import (
     make_fast,
     warn_once,
 )
-from elsa_converters.torch._fast.packed import DTYPES, Packed
+from elsa_converters.torch._fast.packed import DTYPES, Packed, count_kept
 from elsa_converters.torch._load import unwrapped
 from elsa_converters.torch._tensors import run
 
@@ -133,8 +133,8 @@ def may(weight: Tensor, wanted: bool | Fraction) -> bool:
 
 
 def sparsity_of(weight: Tensor) -> float:
-    """The share of zeros."""
-    return float(1 - int(torch.count_nonzero(weight.detach())) / weight.numel())
+    """The share of zeros; a row without values counts as if it had one, as it is packed."""
+    return float(1 - count_kept(weight.detach().contiguous()) / weight.numel())
 
 
 def is_large(layers: Iterable[nn.Module]) -> bool:
