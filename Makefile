@@ -9,6 +9,7 @@ SPARSE := converters/elsa_converters/sparse/native
 SPARSE_SOURCES = $(wildcard $(SPARSE)/*.c $(SPARSE)/*/*.c)
 SPARSE_C := -std=c11 -ffp-contract=fast -Wall -Wextra -Wconversion -Wpedantic -Werror
 CHECK = $(wildcard $(SPARSE)/*.c) tests/sparse/check.c -I$(SPARSE) -lm -lpthread
+CHECK_DOOR = $(wildcard $(SPARSE)/*.c) $(SPARSE)/torch/door.c tests/sparse/check_door.c -I$(SPARSE) -lm -lpthread
 
 .PHONY: demo web test test-install dist test-dist test-pythons test-lowest test-torch test-runtimes test-neon test-arm lint site bench asan tsan fuzz results runtimes clean
 .DEFAULT_GOAL := test
@@ -120,6 +121,8 @@ test-neon:  ## the sparse operators' loops for 64-bit ARM, emulated: gcc-aarch64
 	mkdir -p .cache
 	aarch64-linux-gnu-gcc $(SPARSE_C) -D_GNU_SOURCE -O3 -static $(CHECK) -o .cache/check-neon
 	qemu-aarch64 .cache/check-neon 3000
+	aarch64-linux-gnu-gcc $(SPARSE_C) -D_GNU_SOURCE -O3 -static $(CHECK_DOOR) -o .cache/check-door-neon
+	qemu-aarch64 .cache/check-door-neon 1000
 
 test-arm: $(VENV)/ready test-neon  ## and the C module, its codec and the vectors: the same packages, and Debian's apt
 	tests/arm/run.sh $(BIN)/python
@@ -161,10 +164,12 @@ asan: $(VENV)/ready  ## the kernels' tests with the C module under AddressSaniti
 	done
 	cc $(SPARSE_C) -D_GNU_SOURCE -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all $(CHECK) \
 	  -o .cache/asan/check
+	cc $(SPARSE_C) -D_GNU_SOURCE -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all $(CHECK_DOOR) \
+	  -o .cache/asan/check_door
 	cc $(SPARSE_C) -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -shared -fPIC \
 	  -fvisibility=hidden $(SPARSE_SOURCES) -o .cache/asan/libelsa_sparse.so
 	for isa in avx512 avx2 base; do \
-	  ELSA_SPARSE_ISA=$$isa .cache/asan/check 3000 && \
+	  ELSA_SPARSE_ISA=$$isa .cache/asan/check 3000 && ELSA_SPARSE_ISA=$$isa .cache/asan/check_door 1000 && \
 	  LD_PRELOAD="$$(cc -print-file-name=libasan.so) $$(cc -print-file-name=libubsan.so)" \
 	    ASAN_OPTIONS=detect_leaks=0 CI=1 ELSA_SPARSE_ISA=$$isa \
 	    ELSA_TEST_SPARSE=$(CURDIR)/.cache/asan/libelsa_sparse.so \
@@ -180,6 +185,8 @@ tsan:  ## threads that run the same sparse layer, under ThreadSanitizer
 	mkdir -p .cache
 	cc $(SPARSE_C) -D_GNU_SOURCE -O1 -g -fsanitize=thread $(CHECK) -o .cache/check-tsan
 	setarch -R .cache/check-tsan 3000
+	cc $(SPARSE_C) -D_GNU_SOURCE -O1 -g -fsanitize=thread $(CHECK_DOOR) -o .cache/check-door-tsan
+	TSAN_OPTIONS=die_after_fork=0 setarch -R .cache/check-door-tsan 500
 
 FUZZ_SECONDS ?= 300
 fuzz: $(VENV)/ready  ## coverage-guided fuzzing of every target

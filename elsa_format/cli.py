@@ -298,11 +298,17 @@ def errors_reported() -> Iterator[None]:
 
 
 def needs_extra(
-    extra: str, what: str, modules: Sequence[str], *, free: Sequence[str] = ()
+    extra: str,
+    what: str,
+    modules: Sequence[str],
+    *,
+    free: Sequence[str] = (),
+    unless: Callable[[Sequence[str]], bool] = lambda words: False,
 ) -> Callable[[C], C]:
     """Let a command say which extra it lacks before it reads a word; help, and `free`, need none.
 
-    The modules are looked for, and not imported.
+    The modules are looked for, and not imported. What `unless` is true of, a command's words,
+    needs none either.
     """
 
     @reports_errors
@@ -318,8 +324,10 @@ def needs_extra(
 
         def parse_args(ctx: click.Context, args: list[str]) -> list[str]:
             words = {"--version", *SETTINGS["help_option_names"], *free}
-            if not ctx.resilient_parsing and words.isdisjoint(
-                arg.partition("=")[0] for arg in args
+            if (
+                not ctx.resilient_parsing
+                and words.isdisjoint(arg.partition("=")[0] for arg in args)
+                and not unless(args)
             ):
                 refuse()
             return parse(ctx, args)

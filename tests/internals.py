@@ -23,6 +23,7 @@ MODULES = {
     "_session": "elsa_converters.onnx._run.session",
     "_writer": "elsa_converters.onnx._model.write",
     "_fast_layers": "elsa_converters.torch._fast.layers",
+    "_fast_levels": "elsa_converters.torch._fast.levels",
     "_fast_packed": "elsa_converters.torch._fast.packed",
     "_fast_sparsify": "elsa_converters.torch._fast.sparsify",
     "_torch_levels": "elsa_converters.torch._levels",

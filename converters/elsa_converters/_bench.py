@@ -54,7 +54,17 @@ class FunctionType(click.ParamType):  # type: ignore[type-arg]
         return found
 
 
-@needs_extra("onnx", "this command", ["onnx", "onnxruntime"], free=["--text"])
+def _in_transformers(words: Sequence[str]) -> bool:
+    """Whether a model directory is to be measured, without a graph."""
+    from os.path import isdir
+
+    named = [word.partition("=")[0] for word in words]
+    return "--onnx" not in named and any(isdir(word) for word in words)
+
+
+@needs_extra(
+    "onnx", "this command", ["onnx", "onnxruntime"], free=["--text"], unless=_in_transformers
+)
 @click.command("bench", context_settings=SETTINGS)
 @click.argument("source", metavar="SRC", type=click.Path())
 @click.option(
@@ -151,6 +161,9 @@ def bench(
 ) -> None:
     """Measure every level of an ELSA file on this machine: time, memory, and metrics on your data.
 
+    Without --onnx, SRC is the directory of a causal language model: tokens in a second, the time to
+    read 128 tokens, and memory, in transformers.
+
     SRC may be a model directory, a shard index, a delivery file or its beginning as well: then the
     levels that are there are measured.
 
@@ -161,10 +174,19 @@ def bench(
     elsa-bench net.safetensors --onnx net.onnx --html report.html
     elsa-bench net.safetensors --onnx net.onnx --data validation.npz --no-time --record
     elsa-bench net.safetensors --onnx net.onnx --data validation.npz --precision 16 --precision 8
+    elsa-bench model/ --threads 1
     elsa-bench model/ --text held-out.txt
     """
     if force and printed == "-" and target is None:
         raise click.UsageError("--force goes with --html and --output.")
+    if template is None and text is None and _in_transformers([source]):
+        if data is not None or target is not None or recorded or limit is not None or sizes:
+            raise click.UsageError(
+                "--data, --html, --dim, --limit and --record go with --onnx or --text."
+            )
+        speeds = _measure_speed(source, threads, seconds, quiet)
+        answer(_show_speeds(speeds, columns(printed), as_json), printed, force=force)
+        return
     if (template is None) == (text is None):
         raise click.UsageError("Give --onnx TEMPLATE, or --text for a model of transformers.")
     if data is None and function is not None:
@@ -340,6 +362,46 @@ def _measure_text(source: str, text: str, limit: int | None, quiet: bool) -> Met
     disable_progress_bar()  # of loading, which comes before ours
     with progress("evaluating", quiet=quiet, unit="parts") as shown:
         return evaluate_text(source, text, limit=limit, progress=shown)
+
+
+def _measure_speed(source: str, threads: int | None, seconds: float, quiet: bool) -> Any:
+    """How fast each level generates."""
+    try:
+        from transformers.utils.logging import disable_progress_bar
+
+        from elsa_converters.transformers._speed import measure_speed
+    except ImportError as error:
+        raise MissingExtra.of(error, "measuring a model directory", "transformers") from None
+    disable_progress_bar()
+
+    def shown(what: str) -> None:
+        if not quiet:
+            say(f"measuring {what}", err=True)
+
+    return measure_speed(source, threads=threads, seconds=seconds, progress=shown)
+
+
+def _show_speeds(rows: Any, width: int | None, as_json: bool) -> str:
+    """The rows as a table or as JSON; what is dense is left of what is fast."""
+    if as_json:
+        return json.dumps([row.as_dict() for row in rows], indent=2)
+    lines = [["level", "sparsity", "tokens/s", "fast", "prefill", "fast", "memory", "fast"]]
+    for row in rows:
+        cells = [str(row.level), f"{row.sparsity:.2%}"]
+        pairs = [
+            [
+                f"{pace.tokens:.4g}",
+                f"{pace.prefill * 1e3:.4g} ms",
+                show_size(pace.memory),
+            ]
+            if pace is not None
+            else ["-"] * 3
+            for pace in (row.dense, row.fast)
+        ]
+        lines.append([*cells, *(cell for pair in zip(*pairs, strict=True) for cell in pair)])
+    most = max(row.layers[0] for row in rows)
+    notes = f"fast: without the zeros of up to {most} of {rows[0].layers[1]} layers."
+    return f"{table(lines, width=width)}\n\n{wrap(notes, width)}"
 
 
 def _show_metrics(source: str, found: Metrics, width: int | None, as_json: bool) -> str:

@@ -162,7 +162,7 @@ def test_layers_that_do_not_gain_stay_dense(monkeypatch):
     model = network(zeros=0.1)
     assert elsa_torch.sparsify(model) == []
     model = network()
-    monkeypatch.setattr(_fast_sparsify, "gains", lambda module, packed: module.bias is not None)
+    monkeypatch.setattr(_fast_sparsify, "gains", lambda module, *_: module.bias is not None)
     assert elsa_torch.sparsify(model) == ["0"]
     assert elsa_torch.sparsify(model, fast=False) == []
     assert type(model[0]) is nn.Linear
@@ -375,6 +375,20 @@ def test_compiled_code_sees_a_switch(tmp_path):
             elsa_torch.load_level(dense, file, level)
             close(compiled(x), dense(x))
         assert isinstance(model[0], _fast_layers.FastLayer)
+
+
+def test_a_switch_of_weights_made_in_inference_mode(tmp_path):
+    """They have no version that could tell of it."""
+    file = tmp_path / "net.safetensors"
+    elsa_format.pack(network(zeros=0).state_dict(), file, sparsities=[95, 80])
+    x = torch.randn(4, 48)
+    with torch.inference_mode():
+        model, dense = network(), network()
+        with elsa_torch.attach(model, file, 1, fast=0.7) as levels:
+            for level in (2, 1, "dense"):
+                levels.use(level)
+                elsa_torch.load_level(dense, file, level)
+                close(model(x), dense(x))
 
 
 @pytest.mark.parametrize("keep_dense", [True, False])

@@ -10,19 +10,28 @@ import pytest
 ROOT = Path(__file__).parents[2]
 NATIVE = ROOT / "converters/elsa_converters/sparse/native"
 COMPILER = next((c for c in ("cc", "gcc", "clang") if shutil.which(c)), None)
+COMPILE = [COMPILER, "-std=gnu11", "-O2", "-ffp-contract=fast"]
 
 
 @pytest.fixture(scope="module")
-def check(tmp_path_factory):
-    """The program that checks them."""
+def objects(tmp_path_factory):
+    """The C code, compiled once."""
     if COMPILER is None:
         if os.environ.get("CI"):
             pytest.fail("no C compiler")
         pytest.skip("no C compiler")
-    program = tmp_path_factory.mktemp("native") / "check"
-    sources = [str(path) for path in NATIVE.glob("*.c")]
-    command = [COMPILER, "-std=gnu11", "-O2", "-ffp-contract=fast", f"-I{NATIVE}", *sources]
-    command += [str(Path(__file__).with_name("check.c")), "-o", str(program), "-lm", "-lpthread"]
+    folder = tmp_path_factory.mktemp("native")
+    sources = [str(path) for path in [*NATIVE.glob("*.c"), NATIVE / "torch" / "door.c"]]
+    subprocess.run([*COMPILE, "-c", *sources], cwd=folder, check=True)
+    return sorted(str(path) for path in folder.glob("*.o"))
+
+
+@pytest.fixture(scope="module", params=["check", "check_door"])
+def check(request, objects, tmp_path_factory):
+    """The programs that check the layers, and the door by which PyTorch calls them."""
+    program = tmp_path_factory.mktemp("native") / request.param
+    main = str(Path(__file__).with_name(f"{request.param}.c"))
+    command = [*COMPILE, f"-I{NATIVE}", main, *objects, "-o", str(program), "-lm", "-lpthread"]
     subprocess.run(command, check=True)
     return program
 

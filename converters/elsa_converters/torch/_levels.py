@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
+from math import prod
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -147,6 +148,7 @@ class Levels:
             pairs, self.unmatched = match(model, self.file, strict=strict)
             """Names that only the model or only the file has."""
             self._sparse: SparseLayers | None = None
+            self._checked: set[str] = set()
             if wanted is not False and not keep_dense and has_library():
                 self._sparse = self._without_dense(model, pairs, wanted)
             straight = self._sparse.layers if self._sparse else {}
@@ -179,12 +181,22 @@ class Levels:
         }
         return SparseLayers(layers, self._read, wanted)
 
-    def _read(self, name: str, level: LevelNumber) -> Tensor:
-        info = self.file.network.tensors[name]
-        with torch.inference_mode(False):
-            tensor = torch.empty(info.shape, dtype=torch_dtype(info, self.file.path))
-        read_into(self.file, name, level, tensor)
-        return tensor
+    def _read(self, name: str, level: LevelNumber, room: Tensor | None) -> Tensor:
+        """Read a nested tensor into the memory, if that is enough; checksums are compared once."""
+        info, count = self.file.network.tensors[name], prod(self.file.network.tensors[name].shape)
+        dtype = torch_dtype(info, self.file.path)
+        if room is None or room.dtype != dtype or room.numel() < count:
+            with torch.inference_mode(False):
+                room = torch.empty(count, dtype=dtype)
+        tensor, stored = room[:count], self.file.network.mapped(name)
+        if stored is None or name not in self._checked:
+            read_into(self.file, name, level, tensor.view(info.shape))
+            self._checked.add(name)
+        else:
+            weights = as_weights(stored, info)
+            kept = level_into(weights, bytes_of(tensor).view(weights.dtype), self.file.bits, level)
+            check_count(name, self.file.profile.nested[name], level, kept, self.file.path)
+        return room
 
     def use(self, level: LevelLike, *, fast: Fast | None = None) -> None:
         """Switch the module to a level: its nested and per-level tensors are written anew.

@@ -1,6 +1,6 @@
 """The levels of a model that transformers has loaded."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -12,7 +12,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import elsa_format
-from elsa_converters.torch import state_dict
+from elsa_converters.sparse._choice import Fast, check_fast
+from elsa_converters.torch import sparsify, state_dict
+from elsa_converters.torch._fast.levels import SparseLayers, sparse_layers
+from elsa_converters.torch._fast.sparsify import has_library
 from elsa_converters.torch._levels import (
     Packed,
     as_weights,
@@ -116,6 +119,9 @@ class ModelLevels:
     def __init__(self, model: PreTrainedModel, network: Network, places: list[Place]) -> None:
         self.network = network
         self.level: LevelNumber = "dense"
+        self.fast: Fast = False
+        self.keep_dense = True
+        self._sparse: SparseLayers | None = None
         nested = [place for place in places if network.nested.keys() & set(place.stored)]
         for place in nested:
             if not network.nested.keys() >= set(place.stored):
@@ -152,8 +158,11 @@ class ModelLevels:
 
     def show(self, model: PreTrainedModel, level: LevelNumber, *, fresh: bool = False) -> None:
         """Write a level of all that was not converted; `fresh` gives mapped weights own memory."""
+        straight = self._without_dense(model)
         own, packed, seen = model.state_dict(keep_vars=True), [], set[object]()
         for stored, held in self.direct.items():
+            if stored in straight:
+                continue
             info = self.network.infos[stored]
             tensor = self._usable(own, held, info.shape)
             dtype = torch_dtype(info, self.network.where)
@@ -168,18 +177,45 @@ class ModelLevels:
         targets = {
             stored: self._usable(own, held, self.network.infos[stored].shape)
             for stored, held in self.varying.items()
+            if stored not in straight
         }
         # Read first, so that a failure writes nothing; but of a delivery file, only what is small.
         variants = {
             name: self._variant(name, level) for name in targets if name in self.network.per_level
         }
+        show_sparse = self._sparse.read(level) if self._sparse else None
         before = None if fresh else self.level
         show(packed, self.network.profile.bits, level, self.network.where, before)
         for stored, tensor in targets.items():
             variant = variants[stored] if stored in variants else self._variant(stored, level)
             with torch.no_grad():
                 tensor.copy_(variant)
+        if show_sparse is not None:
+            show_sparse()
+        self.make_fast(model)
         self.level = level
+
+    def make_fast(self, model: PreTrainedModel) -> None:
+        """Let the layers that are dense in memory skip their zeros, if that is wanted."""
+        if self.fast is not False:
+            sparsify(model, self.fast, keep_dense=self.keep_dense)
+
+    def _without_dense(self, model: PreTrainedModel) -> Collection[str]:
+        """The nested tensors that are read straight into packed form."""
+        wanted = check_fast(self.fast)
+        if self.keep_dense or wanted is False or not has_library():
+            return ()
+        if self._sparse is None:
+            able = sparse_layers(model)
+            places = self.direct | self.varying
+            layers = {
+                s: able[h] for s, h in places.items() if s in self.network.nested and h in able
+            }
+            self._sparse = SparseLayers(layers, self._flat, wanted)
+        return self._sparse.layers
+
+    def _flat(self, name: str, level: LevelNumber, room: Tensor | None) -> Tensor:
+        return self._variant(name, level).reshape(-1)
 
     def _variant(self, name: str, level: LevelNumber) -> Tensor:
         array = self.network.holder[name].tensor(name, level)

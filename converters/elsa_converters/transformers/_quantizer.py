@@ -13,6 +13,7 @@ from transformers.quantizers import HfQuantizer, register_quantization_config, r
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 import elsa_format
+from elsa_converters.sparse._choice import Fast, check_fast
 from elsa_converters.transformers._fetched import EXTRACT, load_fetched_directories
 from elsa_converters.transformers._levels import LEVELS, ModelLevels, Network, places_of
 from elsa_format import InvalidCheckpoint, InvalidOption, TensorMismatch
@@ -24,7 +25,9 @@ class ElsaConfig(QuantizationConfigMixin):
     """Which level `from_pretrained` is to load: a number, a name, or "dense".
 
     Or the sparsest level with metrics of at least `min`, such as `{"accuracy": 0.9}`, and at most
-    `max`. `verify=False` does without the comparison with the files' checksums.
+    `max`. `verify=False` does without the comparison with the files' checksums. `fast` and
+    `keep_dense` are those of `elsa_converters.torch.attach`: which layers skip their zeros, and
+    whether they keep dense weights as well.
 
     >>> ElsaConfig(level=2).level
     2
@@ -37,16 +40,20 @@ class ElsaConfig(QuantizationConfigMixin):
         quant_method: str = "elsa",  # as transformers reads it from config.json
         min: Mapping[str, float] | None = None,
         max: Mapping[str, float] | None = None,
+        fast: Fast = False,
+        keep_dense: bool = True,
         **unknown: Any,
     ) -> None:
         if unknown:
             raise InvalidOption(
                 f"ElsaConfig has no option {sorted(unknown)[0]!r}; it has level, min, "
-                "max and verify"
+                "max, verify, fast and keep_dense"
             )
         self.quant_method = quant_method
         self.level = "dense" if level is None and not (min or max) else level
         self.verify, self.min, self.max = verify, min, max
+        self.fast, self.keep_dense = fast, keep_dense
+        check_fast(fast)
         LevelChoice.of(vars(self))
 
 
@@ -114,13 +121,16 @@ class ElsaQuantizer(HfQuantizer):
     ) -> PreTrainedModel:
         self._refuse_other_shapes(model)
         places = places_of(model, self.network, model._weight_conversions or [])
+        config = self.quantization_config
         levels = ModelLevels(model, self.network, places)
+        levels.fast, levels.keep_dense = config.fast, config.keep_dense
         levels.mask_converted(model, self.level, self.wanted)
         if self.extracted is None:
             levels.show(model, self.level, fresh=True)
         else:
             self.extracted.cleanup()
             self._refuse_offloaded(model)
+            levels.make_fast(model)
         LEVELS[model] = levels
         self._leave(model)
         return model

@@ -73,6 +73,10 @@ class FastLayer(nn.Module):
         """Whether the packed weights are those that the layer has."""
         return self._elsa_stamp == _stamp(self.weight)
 
+    def is_surely_current(self) -> bool:
+        """Whether it can be told, too: weights made in inference mode have no versions."""
+        return self.is_current() and (self.weight.is_meta or not self.weight.is_inference())
+
     def note_current(self) -> None:
         """The packed weights are those that the layer has: remember it."""
         self._elsa_stamp = _stamp(self.weight)

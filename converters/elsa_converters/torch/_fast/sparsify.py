@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from functools import partial
 
@@ -19,7 +19,7 @@ from elsa_converters.torch._fast.layers import (
     make_fast,
     warn_once,
 )
-from elsa_converters.torch._fast.packed import DTYPES, Packed
+from elsa_converters.torch._fast.packed import DTYPES, Packed, count_kept
 from elsa_converters.torch._load import unwrapped
 from elsa_converters.torch._tensors import run
 
@@ -30,6 +30,9 @@ ROWS = (1, 32)
 SIDES = (14, 56)
 """Of pictures with which a convolution is timed."""
 RUNS = 5
+CACHE = 32 << 20
+"""Bytes of weights from which a model's layers do not find theirs in the cache: so it is emptied
+before each run that is timed. In it, small dense layers win that lose in such a model."""
 _gains: dict[object, bool] = {}
 """What was timed in this process."""
 
@@ -70,7 +73,7 @@ def sparsify(model: nn.Module, fast: Fast = True, *, keep_dense: bool = True) ->
     shared = shared_weights(model)
     jobs: list[tuple[str, nn.Module]] = []
     for name, module in names.items():
-        if isinstance(module, FastLayer) and (wanted is False or not module.is_current()):
+        if isinstance(module, FastLayer) and (wanted is False or not module.is_surely_current()):
             make_dense(module)
         if wanted is not False and not isinstance(module, FastLayer) and _may(module, wanted):
             jobs.append((name, module))
@@ -84,8 +87,9 @@ def sparsify(model: nn.Module, fast: Fast = True, *, keep_dense: bool = True) ->
             packed[name] = found
 
     run(pack_one, jobs, sum(module.weight.nbytes for _, module in jobs))
+    large = is_large(names.values())
     for name, module in jobs:
-        if name in packed and (wanted is not True or gains(module, packed[name])):
+        if name in packed and (wanted is not True or gains(module, packed[name], large)):
             kept = keep_dense or id(module.weight) in shared
             make_fast(module, packed[name], keep_dense=kept)
     return [name for name, module in names.items() if isinstance(module, FastLayer)]
@@ -129,26 +133,31 @@ def may(weight: Tensor, wanted: bool | Fraction) -> bool:
 
 
 def sparsity_of(weight: Tensor) -> float:
-    """The share of zeros."""
-    return float(1 - int(torch.count_nonzero(weight.detach())) / weight.numel())
+    """The share of zeros; a row without values counts as if it had one, as it is packed."""
+    return float(1 - count_kept(weight.detach().contiguous()) / weight.numel())
 
 
-def gains(module: nn.Module, packed: Packed) -> bool:
+def is_large(layers: Iterable[nn.Module]) -> bool:
+    """Whether the weights of all layers are more than a cache holds."""
+    return sum(int(layer.weight.nbytes) for layer in layers) > CACHE
+
+
+def gains(module: nn.Module, packed: Packed, large: bool) -> bool:
     """Whether a layer is faster with these weights; what was timed once in a process is known."""
     kind = type(module) if isinstance(module, FastLayer) else fast_class(module)
     weight = module.weight
     assert kind is not None
     zeros = round(50 * (1 - packed.values.numel() / weight.numel()))
     key = (
-        *(kind, weight.shape, packed.values.dtype, zeros, torch.get_num_threads()),
+        *(kind, weight.shape, packed.values.dtype, zeros, torch.get_num_threads(), large),
         *((module.stride, module.padding) if isinstance(module, nn.Conv2d) else ()),
     )
     if key not in _gains:
-        _gains[key] = _time(module, packed, kind)
+        _gains[key] = _time(module, packed, kind, large)
     return _gains[key]
 
 
-def _time(module: nn.Module, packed: Packed, kind: type[FastLayer]) -> bool:
+def _time(module: nn.Module, packed: Packed, kind: type[FastLayer], large: bool) -> bool:
     """Whether it is as fast with every example."""
     weight, dtype = module.weight, packed.values.dtype
     shapes: Sequence[tuple[int, ...]]
@@ -161,7 +170,7 @@ def _time(module: nn.Module, packed: Packed, kind: type[FastLayer]) -> bool:
     with torch.inference_mode():
         for shape in shapes:
             x = torch.randn(shape, dtype=dtype)
-            first, second = _shortest([partial(dense, x), partial(fast, x)])
+            first, second = _shortest([partial(dense, x), partial(fast, x)], cold=large)
             if second > WORTH * first:
                 return False
     return True
@@ -188,13 +197,19 @@ def _alone(
     return copy
 
 
-def _shortest(functions: Sequence[Callable[[], object]]) -> list[float]:
-    """Seconds of the fastest run of each; they run in turn, so that all see the same noise."""
+def _shortest(functions: Sequence[Callable[[], object]], *, cold: bool) -> list[float]:
+    """Seconds of the fastest run of each; they run in turn, so that all see the same noise.
+
+    One thread's own time is not disturbed by what else runs; that of several cannot be told so.
+    """
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     best = [float("inf")] * len(functions)
+    other = torch.zeros(2 * CACHE if cold else 0, dtype=torch.uint8)
     for turn in range(RUNS + 1):
         for index, function in enumerate(functions):
-            start = time.perf_counter()
+            other += 1
+            start = clock()
             function()
             if turn:  # the first prepares
-                best[index] = min(best[index], time.perf_counter() - start)
+                best[index] = min(best[index], clock() - start)
     return best

@@ -1,8 +1,4 @@
-/* What Python calls, by way of ctypes, for PyTorch: pack dense weights, check packed ones, run them.
- *
- * A matrix is cut into parts of columns, one after the other in all arrays; a layer holds what was checked
- * of each. Numbers are float, or bfloat16 as the upper halves of floats. */
-#include "../sparse.h"
+#include "door.h"
 #include "../threads.h"
 
 #include <stdlib.h>
@@ -15,34 +11,14 @@ typedef struct {
     size_t threads;
 } runner;
 
-typedef struct {
+struct elsa_door {
     int64_t parts;
     float *no_bias;
     elsa_layer part[];
-} door;
-
-ELSA_EXPORTED int64_t elsa_count(const void *dense, int half, int64_t outputs, int64_t parts,
-                                 const int64_t *bounds, int32_t *starts);
-ELSA_EXPORTED void elsa_pack(const void *dense, int half, int64_t outputs, int64_t parts,
-                             const int64_t *bounds, const int32_t *starts, uint16_t *columns,
-                             void *values);
-ELSA_EXPORTED void elsa_unpack(const int32_t *starts, const uint16_t *columns, const void *values,
-                               int half, int64_t outputs, int64_t parts, const int64_t *bounds,
-                               void *dense);
-ELSA_EXPORTED door *elsa_open(const int64_t *shape, int64_t parts, const int64_t *bounds, int half,
-                              const int32_t *starts, const uint16_t *columns, const void *values,
-                              int64_t count, const char **wrong);
-ELSA_EXPORTED void elsa_close(door *);
-ELSA_EXPORTED const char *elsa_linear(door *, const void *x, int half, int64_t rows,
-                                      const float *bias, void *y, int64_t threads);
-ELSA_EXPORTED const char *elsa_conv2d(door *, const void *x, int half, int64_t batch, int64_t height,
-                                      int64_t width, const float *bias, void *y, int64_t threads);
+};
 
 /* ---- packing ---- */
 
-/* Fills starts[parts][outputs + 1], from 0 in each part. Kept is what is neither 0 nor -0, by its bits: so is a
- * denormal, whatever the processor's mode. A row has at least one value, if need be a zero.
- * How many values there are, or -1 if they are too many for a part's numbers. */
 int64_t elsa_count(const void *dense, int half, int64_t outputs, int64_t parts, const int64_t *bounds,
                    int32_t *starts)
 {
@@ -93,7 +69,6 @@ int64_t elsa_count(const void *dense, int half, int64_t outputs, int64_t parts, 
             }                                                                                \
     } while (0)
 
-/* Fills what elsa_count has counted. */
 void elsa_pack(const void *dense, int half, int64_t outputs, int64_t parts, const int64_t *bounds,
                const int32_t *starts, uint16_t *columns, void *values)
 {
@@ -114,7 +89,6 @@ void elsa_pack(const void *dense, int half, int64_t outputs, int64_t parts, cons
                     rows[r * width + bounds[p] + columns[i]] = from[i];             \
     } while (0)
 
-/* The other way round, into zeros, for arrays that elsa_open has taken. */
 void elsa_unpack(const int32_t *starts, const uint16_t *columns, const void *values, int half,
                  int64_t outputs, int64_t parts, const int64_t *bounds, void *dense)
 {
@@ -127,9 +101,7 @@ void elsa_unpack(const int32_t *starts, const uint16_t *columns, const void *val
 
 /* ---- layers ---- */
 
-/* Shape: outputs, channels, the kernel's 2 sides, 2 strides, 4 pads. NULL, with what is wrong, if the arrays
- * are not what the kernels rely on; they stay the caller's. */
-door *elsa_open(const int64_t *shape, int64_t parts, const int64_t *bounds, int half,
+elsa_door *elsa_open(const int64_t *shape, int64_t parts, const int64_t *bounds, int half,
                 const int32_t *starts, const uint16_t *columns, const void *values, int64_t count,
                 const char **wrong)
 {
@@ -138,7 +110,7 @@ door *elsa_open(const int64_t *shape, int64_t parts, const int64_t *bounds, int 
     if (outputs < 1 || outputs >= INT32_MAX || parts < 1 || parts > ELSA_MOST_COLUMNS)
         return NULL;
     *wrong = "out of memory";
-    door *d = calloc(1, sizeof *d + (size_t)parts * sizeof *d->part);
+    elsa_door *d = calloc(1, sizeof *d + (size_t)parts * sizeof *d->part);
     if (d)
         d->no_bias = calloc((size_t)outputs, sizeof *d->no_bias);
     if (!d || !d->no_bias) {
@@ -177,7 +149,7 @@ door *elsa_open(const int64_t *shape, int64_t parts, const int64_t *bounds, int 
     return NULL;
 }
 
-void elsa_close(door *d)
+void elsa_close(elsa_door *d)
 {
     if (!d)
         return;
@@ -224,7 +196,7 @@ static void narrow(const float *from, int64_t count, uint16_t *to)
     }
 }
 
-static const char *product(door *d, const runner *r, const float *x, int64_t rows, const float *bias,
+static const char *product(elsa_door *d, const runner *r, const float *x, int64_t rows, const float *bias,
                            float *y)
 {
     int64_t outputs = d->part[0].outputs, at = 0;
@@ -242,8 +214,7 @@ static const char *product(door *d, const runner *r, const float *x, int64_t row
     return problem;
 }
 
-/* Rows next to each other, of as many numbers as there are columns; y has `outputs` in a row. */
-const char *elsa_linear(door *d, const void *x, int half, int64_t rows, const float *bias, void *y,
+const char *elsa_linear(elsa_door *d, const void *x, int half, int64_t rows, const float *bias, void *y,
                         int64_t threads)
 {
     runner r = {{run, take, give}, (size_t)threads};
@@ -266,7 +237,7 @@ const char *elsa_linear(door *d, const void *x, int half, int64_t rows, const fl
     return problem;
 }
 
-const char *elsa_conv2d(door *d, const void *x, int half, int64_t batch, int64_t height, int64_t width,
+const char *elsa_conv2d(elsa_door *d, const void *x, int half, int64_t batch, int64_t height, int64_t width,
                         const float *bias, void *y, int64_t threads)
 {
     runner r = {{run, take, give}, (size_t)threads};
