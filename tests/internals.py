@@ -145,11 +145,13 @@ NAMES = {
     "elsa_train._stop": "StopSignal",
     "elsa_train._tensorboard": "TensorBoard scalars",
     "elsa_train._tree": "flatten size unflatten",
+    "elsa_train.torch._finetune": "FinetuneRun",
     "elsa_train.torch._bits": "embed flush words_of",
     "elsa_train.torch._select": "FROZEN keys select select_blocks",
 }
 AS = {
     "DELIVERY_BLOCK": "BLOCK",
+    "FinetuneRun": "_Run",
     "MEMORY_BLOCK": "BLOCK",
     "extract_command": "command",
     "inspect_command": "command",

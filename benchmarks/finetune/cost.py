@@ -13,13 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from internals import FinetuneRun
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 import elsa_format
 from benchmarks.calibrate.networks import GPT, ResNet
 from elsa_train.torch import FinetuneOptions, Student
-from elsa_train.torch._distance import divergence
-from elsa_train.torch._finetune import _Run
 
 
 def networks() -> dict[str, tuple[nn.Module, Tensor]]:
@@ -44,7 +44,7 @@ def measure(model: nn.Module, batch: Tensor, each: str, repeats: int) -> tuple[f
         net = Path(folder) / "net.safetensors"
         elsa_format.pack(model.state_dict(), net, sparsities=[90, 80, 70, 50])
         options = FinetuneOptions(each=each, classes="logits")  # type: ignore[arg-type]
-        run = _Run(Student(model, net, options), steps=10_000)
+        run = FinetuneRun(Student(model, net, options), steps=10_000)
     run.student.train()
 
     @torch.no_grad()
@@ -54,7 +54,7 @@ def measure(model: nn.Module, batch: Tensor, each: str, repeats: int) -> tuple[f
     def both() -> None:
         model.train()
         logits = model(batch).flatten(0, -2)
-        divergence(logits, torch.zeros_like(logits)).backward()
+        cross_entropy(logits, torch.zeros(len(logits), dtype=torch.long)).backward()
         model.zero_grad()
 
     steps, passes, answers = [], [], []

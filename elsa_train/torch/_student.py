@@ -14,16 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from elsa_converters.torch import arrays, state_dict, unwrapped, without_aliases
+from elsa_converters.torch import arrays, unwrapped
 from torch import Tensor, nn
 from torch.func import functional_call
 
-import elsa_format
-from elsa_format import level_digest, read_counters
-from elsa_format.levels import Pattern, parse_sparsity
+from elsa_format import level_digest
 from elsa_format.plugins import LevelNumber
 from elsa_train._errors import BadData, TrainError
-from elsa_train._levels import Level, drawn, usual_shares
+from elsa_train._levels import drawn, usual_shares
 from elsa_train.torch import _bits
 from elsa_train.torch._distance import (
     answer_of,
@@ -35,6 +33,7 @@ from elsa_train.torch._distance import (
 )
 from elsa_train.torch._file import FrozenLevel, write_file
 from elsa_train.torch._options import FinetuneOptions
+from elsa_train.torch._packed import Packed, read
 from elsa_train.torch._parameters import buffers_of, check_finite
 
 Metrics = dict[LevelNumber, dict[str, float]]
@@ -88,6 +87,7 @@ class Student(nn.Module):
     not train have no gradient.
 
     >>> model = nn.Linear(100, 10)
+    >>> import elsa_format
     >>> report = elsa_format.pack(model.state_dict(), "linear.safetensors", sparsities=[90, 50])
     >>> student = Student(model, "linear.safetensors")
     >>> optimizer = torch.optim.AdamW(student.parameters(), lr=1e-3)
@@ -122,7 +122,7 @@ class Student(nn.Module):
         self._norms = [
             m for m in self.teacher.modules() if isinstance(m, nn.modules.batchnorm._NormBase)
         ]
-        self._read(net)
+        self._take(read(self.teacher, net))
 
     @property
     def teacher(self) -> nn.Module:
@@ -139,84 +139,37 @@ class Student(nn.Module):
         """Those that are trained."""
         return self.numbers if self.options.train == "all" else self.numbers[:-1]
 
-    def _read(self, net: Any) -> None:
-        """Take the tensors of the file, each to where it is trained."""
-        with elsa_format.open(net) as file:
-            levels = file.profile.levels
-            if tuple(file.available) != (*range(1, len(levels) + 1), "dense"):
-                raise TrainError(f"{file.path}: expected an ELSA file with all its levels")
-            self.levels = tuple(
-                Level(level.name, level.target or file.sparsity(t) or 0.0, _pattern(level.pattern))
-                for t, level in enumerate(levels, 1)
-            )
-            self.bits, self.metadata = file.bits, dict(file.metadata)
-            dense = state_dict(file)
-            held = self._held(dense, file)
-            nested = {name for name, stored in held.items() if stored in file.nested}
-            own = {
-                name
-                for name, stored in held.items()
-                if name not in nested
-                and dense[stored].is_floating_point()
-                and (dense[stored].dim() < 2 or stored in file.per_level)
-            }
-            kinds = buffers_of(self.teacher)
-            variants = [state_dict(file, t) for t in range(1, len(levels) + 1)]
-            self._stored = held
-            self._dtypes = {stored: tensor.dtype for stored, tensor in dense.items()}
-            self._nested = sorted(file.nested)
-            counters = {
-                name: torch.from_numpy(
-                    read_counters(arrays({name: dense[held[name]]})[name], file.bits)
-                )
-                for name in nested
-            }
-        everything = self.options.train == "all"
+    def _take(self, packed: Packed) -> None:
+        """Put each tensor of the file where it is trained."""
+        everything, buffers = self.options.train == "all", buffers_of(self.teacher)
+        self.levels, self.bits, self.metadata = packed.levels, packed.bits, packed.metadata
+        self._stored, self._nested = (
+            packed.stored,
+            sorted(packed.stored[n] for n in packed.counters),
+        )
+        self._dtypes = {name: tensor.dtype for name, tensor in packed.dense.items()}
+        self._computed = {name: p.dtype for name, p in self.teacher.named_parameters()}
+        own = packed.own[-1].keys()
+        dense = {name: packed.dense[stored] for name, stored in packed.stored.items()}
         weights = {
-            name: _master(dense[stored])
-            for name, stored in held.items()
-            if name not in own | kinds.keys() and dense[stored].is_floating_point()
+            name: _master(tensor)
+            for name, tensor in dense.items()
+            if name not in own | buffers.keys() and tensor.is_floating_point()
         }
-        self.counters = Tensors(counters, keep=False)
+        self.counters = Tensors(packed.counters, keep=False)
         self.shared = Tensors(weights, learn=everything)
         self.own, self.statistics = nn.ModuleList(), nn.ModuleList()
-        for level, tensors in [*zip(self.numbers, variants, strict=False), ("dense", dense)]:
-            found = {name: tensors[held[name]].clone() for name in sorted(own)}
-            learn = everything or level != "dense"
-            biases = {n: _master(t) for n, t in found.items() if n not in kinds}
-            self.own.append(Tensors(biases, learn=learn))
-            moments = {n: t.to(kinds[n].dtype) for n, t in found.items() if n in kinds}
+        for level, found in zip(self.numbers, packed.own, strict=True):
+            biases = {n: _master(t) for n, t in found.items() if n not in buffers}
+            self.own.append(Tensors(biases, learn=everything or level != "dense"))
+            moments = {n: t.to(buffers[n].dtype) for n, t in found.items() if n in buffers}
             self.statistics.append(Tensors(moments))
-        rest = {n for n in held if n not in weights and n not in own}
-        self.counts = Tensors({n: dense[held[n]].clone() for n in sorted(rest)})
-        known = {held[name] for name in (*weights, *own)}
-        names = self.metadata.keys() & dense.keys()
-        self._constant = {n: t for n, t in dense.items() if n not in known and n not in names}
+        rest = dense.keys() - weights.keys() - own
+        self.rest = Tensors({name: dense[name].clone() for name in sorted(rest)})
+        trained = {packed.stored[name] for name in (*weights, *own)}
+        self._constant = {n: t for n, t in packed.dense.items() if n not in trained}
         device = next(self.teacher.parameters()).device
-        self._computed = {n: p.dtype for n, p in self.teacher.named_parameters()}
         nn.Module._apply(self, lambda tensor: tensor.to(device))
-
-    def _held(self, stored: Mapping[str, Tensor], file: elsa_format.File) -> dict[str, str]:
-        """Names of the model's tensors, of tied ones the first, and those in the file."""
-        state = self.teacher.state_dict(keep_vars=True)
-        own, _ = without_aliases({n: t for n, t in state.items() if isinstance(t, Tensor)})
-        found = {}
-        for name, tensor in own.items():
-            if name not in stored or stored[name].shape != tensor.shape:
-                shape = list(stored[name].shape) if name in stored else "none"
-                raise TrainError(
-                    f"{file.path}: tensor {name!r}: found {shape}, the model has "
-                    f"{list(tensor.shape)}"
-                )
-            if tensor.is_meta or hasattr(tensor, "to_local"):
-                raise TrainError(
-                    f"{name}: is on the meta device or sharded, which is not supported"
-                )
-            found[name] = name if name in file.tensors else file.metadata[name]
-        for name in (*file.nested, *file.per_level):
-            if name not in found.values():
-                raise TrainError(f"{file.path}: tensor {name!r}: the model has none of this name")
-        return found
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """Move the teacher, too, when this is moved."""
@@ -238,7 +191,7 @@ class Student(nn.Module):
         """What the teacher's modules are called with to be a level."""
         weights = {name: w.to(self._computed[name]) for name, w in self.weights(level).items()}
         statistics = dict(self.statistics[self._at(level)].items())
-        return weights | statistics | dict(self.counts.items())
+        return weights | statistics | dict(self.rest.items())
 
     def answer(self, batch: Any, level: LevelNumber | None = None) -> Answer:
         """What a level makes of a batch, or the original network."""
@@ -436,11 +389,6 @@ class Student(nn.Module):
         found = self.weights(level) | dict(self.statistics[self._at(level)].items())
         stored = {self._stored[name]: tensor.detach() for name, tensor in found.items()}
         return self._constant | {n: t.to(self._dtypes[n]) for n, t in stored.items()}
-
-
-def _pattern(text: str | None) -> Pattern | None:
-    found = parse_sparsity(text) if text else None
-    return found if isinstance(found, Pattern) else None
 
 
 def _master(tensor: Tensor) -> Tensor:
