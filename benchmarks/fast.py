@@ -168,7 +168,7 @@ def integers(seconds: float, only: str, quick: bool) -> Rows:
     In brackets how far the outputs are from those of floats, as a part of them.
     """
     kinds = {"floats": 0, "16 bits": 16, "8 bits": 8}
-    yield from head("network", "zeros", *kinds, "ONNX Runtime, dense int8")
+    yield from head("network", "sparsity", *kinds, "ONNX Runtime, dense int8")
     for name in (MLP,) if quick else NETWORKS:
         for sparsity in (0.9,) if quick else SPARSITIES[:-1]:
             if only.lower() not in f"{name} {sparsity:.0%}".lower():
