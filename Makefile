@@ -176,10 +176,10 @@ asan: $(VENV)/ready  ## the kernels' tests with the C module under AddressSaniti
 	    $(BIN)/python -m pytest -q -p no:cacheprovider tests/sparse/test_operators.py \
 	    tests/sparse/test_hostile_operators.py tests/sparse/test_concurrency.py \
 	    tests/sparse/test_integers.py -k 'not too_large' || exit 1; \
-	done
+	done  # too_large: under AddressSanitizer C++ cannot fail to allocate
 	LD_PRELOAD="$$(cc -print-file-name=libasan.so) $$(cc -print-file-name=libubsan.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 ELSA_TEST_SPARSE=$(CURDIR)/.cache/asan/libelsa_sparse.so \
-	  $(BIN)/python -m fuzz.short --rounds 3000 integers  # too_large: under AddressSanitizer C++ cannot fail to allocate
+	  $(BIN)/python -m fuzz.short --rounds 3000 integers
 
 tsan:  ## threads that run the same sparse layer, under ThreadSanitizer
 	mkdir -p .cache

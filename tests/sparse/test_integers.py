@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from internals import to_csr
 from onnx.reference import ReferenceEvaluator
-from sparse_models import conv, matmul, needs_library, session
+from sparse_models import conv, matmul, needs_library, session, stock_conv
 
 pytestmark = needs_library
 CPU = Path("/proc/cpuinfo")
@@ -122,6 +122,23 @@ def test_unfit_inputs(bits, value):
     weight[3, 5] = value  # of weights: the whole layer
     found = ran(matmul(x, weight, bias, bits=bits), x=x)
     np.testing.assert_array_equal(found, ran(matmul(x, weight, bias), x=x))
+
+
+@pytest.mark.parametrize("bits", [16, 8])
+def test_many_shapes(bits):
+    """More input shapes than a layer keeps integers for: the others are computed in floats."""
+    rng = np.random.default_rng(8)
+    kept = rng.random((16, 24, 3, 3)) < 0.3
+    kernel = (rng.standard_normal(kept.shape) * kept).astype(np.float32)
+    bias, strides, pads = np.zeros(16, np.float32), [1, 1], [1, 1, 1, 1]
+    pictures = [rng.standard_normal((1, 24, 9 + n, 30)).astype(np.float32) for n in range(7)]
+    net = session(conv(pictures[0], kernel, bias, strides, pads, bits=bits), sparse=True)
+    for picture in pictures * 2:
+        (found,) = net.run(None, {"x": picture})
+        expected = stock_conv(picture, kernel, bias, strides, pads)
+        assert np.linalg.norm(found - expected) <= (0.02 if bits == 8 else 1e-3) * np.linalg.norm(
+            expected
+        )
 
 
 def test_definition():

@@ -349,8 +349,8 @@ bool elsa_multiply_integers(elsa_layer *layer, const elsa_geometry *g, const els
         mine.key[0] = elsa_parts(all, elsa_parts(all, kernel->most_vectors));
         mine.key[1] = 0;
     }
-    bool kept;
-    elsa_plan *plan = elsa_planned(layer, &mine, host, &kept);
+    bool kept; /* rounding the weights at each run would take longer than it saves */
+    elsa_plan *plan = elsa_keeps(layer, &mine) ? elsa_planned(layer, &mine, host, &kept) : NULL;
     if (!plan)
         return false;
     elsa_integer_job job = {.layer = layer, .plan = plan, .host = host, .x = x, .sum = sum, .y = y,

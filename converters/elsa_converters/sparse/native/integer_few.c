@@ -113,7 +113,7 @@ bool elsa_multiply_few(elsa_layer *layer, const elsa_host *host, const float *x,
         return false;
     elsa_geometry g = {.key = {-1, 0}, .bits = 8, .transposed = true, .length = 1, .area = 1};
     bool kept;
-    elsa_plan *plan = elsa_planned(layer, &g, host, &kept);
+    elsa_plan *plan = elsa_keeps(layer, &g) ? elsa_planned(layer, &g, host, &kept) : NULL;
     if (!plan)
         return false;
     elsa_few_job job = {.layer = layer, .plan = plan, .x = x, .sum = sum, .y = y, .rows = rows,

@@ -150,6 +150,16 @@ static bool is_for(const elsa_plan *p, const elsa_geometry *g)
     return p->key[0] == g->key[0] && p->key[1] == g->key[1] && p->bits == g->bits;
 }
 
+bool elsa_keeps(elsa_layer *layer, const elsa_geometry *g)
+{
+    for (int i = 0; i < ELSA_SHAPES; i++) {
+        const elsa_plan *known = atomic_load(&layer->plans[i]);
+        if (!known || is_for(known, g))
+            return true;
+    }
+    return false;
+}
+
 /* The plan may be one that others use at the same time; kept ones stay until the layer is forgotten. */
 elsa_plan *elsa_planned(elsa_layer *layer, const elsa_geometry *g, const elsa_host *host, bool *kept)
 {

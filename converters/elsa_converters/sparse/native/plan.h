@@ -19,6 +19,9 @@ typedef struct {
 elsa_plan *elsa_planned(elsa_layer *, const elsa_geometry *, const elsa_host *, bool *kept);
 void elsa_unplan(elsa_plan *);
 
+/* Whether a plan is there, or would be kept. */
+bool elsa_keeps(elsa_layer *, const elsa_geometry *);
+
 /* Windows for blocks of so many vectors, in chunks of about so many bytes; false if a chunk were too large. */
 bool elsa_cut(elsa_plan *, const elsa_geometry *, int64_t vectors, int64_t width, int64_t chunk,
               int64_t element);
