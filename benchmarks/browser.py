@@ -31,13 +31,14 @@ from elsa_converters.onnx import export, export_web
 from safetensors.numpy import load_file
 
 import elsa_format
-from benchmarks import _graphs as graphs
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "examples" / "web")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "examples" / "web")]
 
 import serve  # noqa: E402 - of examples/web
 from report.browser import Browser, find_programs  # noqa: E402 - of tests
+
+from benchmarks import _graphs as graphs  # noqa: E402
 
 RUNTIME = ROOT / ".cache" / "web" / "node_modules" / "onnxruntime-web" / "dist"
 PAGE = ROOT / "docs" / "web.md"
