@@ -70,7 +70,8 @@ def main() -> None:
         text = tables(page, networks, 1 if options.quick else 4)
     print(text)
     if options.write:
-        PAGE.write_text(MARKS.sub(text.replace("\\", r"\\"), PAGE.read_text("utf-8")), "utf-8")
+        page_text = MARKS.sub(lambda _: f"\n{text.strip()}\n\n", PAGE.read_text("utf-8"))
+        PAGE.write_text(page_text, "utf-8")
 
 
 def minilm(page: Path) -> str:
@@ -161,7 +162,7 @@ def ask(browser: Browser, call: str, *arguments: Any) -> Any:
 
 def tables(page: Path, networks: dict[str, str], repeats: int) -> str:
     """Times and memory, as Markdown."""
-    lines = []
+    lines: list[str] = []
     for folder, name in networks.items():
         shapes = TEXTS if folder == "minilm" else PICTURES
         rows: list[dict[str, Any]] = []
@@ -198,7 +199,7 @@ def race(browser: Browser, count: int, repeats: int) -> list[float]:
 def table(name: str, rows: list[dict[str, Any]]) -> list[str]:
     """Milliseconds of the peers, and of each level with how many times it is faster."""
     peers = ["ONNX Runtime Web", "its int8"][: len(rows[0]["best"]) - 1]
-    lines = ["", f"| {name} | {' | '.join([*peers, *LEVELS.values()])} |"]
+    lines = [f"| {name} | {' | '.join([*peers, *LEVELS.values()])} |"]
     lines += ["| --- " * (len(peers) + len(LEVELS) + 1) + "|"]
     for shape in dict.fromkeys(tuple(row["shape"]) for row in rows):
         found = [row for row in rows if tuple(row["shape"]) == shape]
