@@ -29,6 +29,7 @@ AREAS = {
     delivery: "Delivery files",
 }
 SCRIPTS: dict[str, tuple[str, list[str]]] = {
+    "browser": ("In a browser", ["--quick"]),
     "delivery_sizes": ("Bytes to each level", ["--only", "magika"]),
     "fast": ("Fast levels", ["--quick"]),
     "input": ("Input of images", ["--quick"]),

@@ -15,47 +15,35 @@ function feeds(inputs, batch, tokens) {
 
 const picture = ([height, width]) => ({ x: new ort.Tensor('float32', Float32Array.from({ length: 3 * height * width }, (_, i) => Math.sin(i)), [1, 3, height, width]) })
 
-/** Milliseconds of a run of each, the shortest of many, and how far outputs of the first two are apart. */
-async function race(runs, given, seconds) {
-  const out = []
-  for (const run of runs) out.push(Object.values(await run.run(given))[0].data)
-  const apart = out[0].reduce((most, value, i) => Math.max(most, Math.abs(value - out[1][i])), 0)
-  const best = runs.map(() => Infinity)
-  // What is compiled in the first seconds is slow.
-  for (const phase of [seconds / 2, seconds]) {
-    const end = performance.now() + 1000 * phase
-    best.fill(Infinity)
-    for (let n = 0; n < 5 || performance.now() < end; n++) {
-      for (const [i, run] of runs.entries()) {
-        const start = performance.now()
-        await run.run(given)
-        best[i] = Math.min(best[i], performance.now() - start)
-      }
-      await new Promise(done => setTimeout(done)) // the driver asks in between
-    }
+/** The subject, ONNX Runtime Web with the dense network and with its int8 form, on inputs of one shape. */
+globalThis.prepare = async (folder, level, shape) => {
+  if (globalThis.prepared !== `${folder} ${level}`) {
+    await globalThis.net?.close()
+    globalThis.net = await open(`${folder}/`, { level, cache: false })
+    globalThis.prepared = `${folder} ${level}`
   }
-  return { apart, best }
+  if (globalThis.peersOf !== folder) {
+    globalThis.peers = [await session(`${folder}.onnx`)]
+    if ((await fetch(`${folder}.int8.onnx`, { method: 'HEAD' })).ok) peers.push(await session(`${folder}.int8.onnx`))
+    globalThis.peersOf = folder
+  }
+  globalThis.given = net.inputs.includes('input_ids') ? feeds(net.inputs, ...shape) : picture(shape)
+  return 1 + peers.length
 }
 
-/** Of each level and shape. */
-globalThis.measure = async (folder, levels, shapes, seconds) => {
-  const rows = []
-  const peers = [await session(`${folder}.onnx`)]
-  if ((await fetch(`${folder}.int8.onnx`, { method: 'HEAD' })).ok) peers.push(await session(`${folder}.int8.onnx`))
-  for (const level of levels) {
-    const net = await open(`${folder}/`, { level, cache: false })
-    // The same level in ONNX Runtime tells whether outputs are right; its time is that of the dense network.
-    const exact = await session(`${folder}.${level}.onnx`)
-    for (const shape of shapes) {
-      const given = shape.length === 2 && net.inputs.includes('input_ids') ? feeds(net.inputs, ...shape) : picture(shape)
-      const { apart } = await race([net, exact], given, 0)
-      const { best } = await race([net, ...peers], given, seconds)
-      rows.push({ level, shape, apart, best })
-    }
-    await net.close()
-    await exact.release()
-  }
-  return rows
+/** Run one of them so many times. */
+globalThis.repeat = async (which, times) => {
+  const start = performance.now()
+  for (let i = 0; i < times; i++) await [net, ...peers][which].run(given)
+  return { ms: (performance.now() - start) / times }
+}
+
+/** How far the outputs of a level are from those of ONNX Runtime with the same level. */
+globalThis.compare = async (folder, level) => {
+  const exact = await session(`${folder}.${level}.onnx`)
+  const [mine, theirs] = [await net.run(given), await exact.run(given)].map(found => Object.values(found)[0].data)
+  await exact.release()
+  return { apart: mine.reduce((most, value, i) => Math.max(most, Math.abs(value - theirs[i])), 0) }
 }
 
 /** One answer, for the memory it takes. */

@@ -132,6 +132,7 @@ EXPORT = "elsa-export net.safetensors --onnx net.onnx -o OUT"
         f"{EXPORT} --max-size 1",
         f"{EXPORT} --level 1 --level-input",
         f"{EXPORT} --all-levels --sparse",
+        f"{EXPORT} --web --level 1",
         "elsa-export net.safetensors --onnx net.onnx --level 1 --external-data -o -",
         "elsa-export net.safetensors --onnx net.onnx --level 1 --external-data -o /dev/null",
         "elsa-export net.safetensors --onnx net.onnx --all-levels -o /elsewhere/levels.onnx",

@@ -12,7 +12,7 @@ import { simplify } from './simplify.js'
  * @property {number} [at] where its floats are
  * @property {number[]} [ints] or its integers
  * @property {Weight} [weight]
- * @property {{at: number, size: number, users: number}} [room] that it shares with its views; a constant has none
+ * @property {{at: number, users: number}} [room] that it shares with its views; a constant has none
  */
 
 /** Numbers at places, in order, or at all of them. @typedef {{values: Float32Array, places?: Uint32Array}} Weight */
@@ -54,8 +54,6 @@ export class Session {
     this.inputMetadata = graph.inputs
     this.inputNames = graph.inputs.map(({ name }) => name)
     this.outputNames = graph.outputs
-    /** Pieces of memory that no value has any more, by their sizes. @type {Map<number, number[]>} */
-    this.free = new Map()
     /** Of small lists. */
     this.scratch = wasm.place(256)
     /** @type {Map<string, Value>} */
@@ -107,17 +105,14 @@ export class Session {
   /** Room for a value of this run. @param {number[]} dims @returns {Value & {at: number}} */
   room(dims) {
     const size = 4 * sizeOf(dims) + 64
-    const at = this.free.get(size)?.pop() ?? (this.wasm.malloc(size) || fail('TooLarge', `no memory for ${size} bytes`))
-    return { dims, at, room: { at, size, users: 0 } }
+    const at = this.wasm.malloc(size) || fail('TooLarge', `no memory for ${size} bytes`)
+    return { dims, at, room: { at, users: 0 } }
   }
 
   /** Let go of a value once. @param {Value | undefined} value */
   drop(value) {
     const room = value?.room
-    if (!room || --room.users > 0) return
-    const list = this.free.get(room.size) ?? []
-    list.push(room.at)
-    this.free.set(room.size, list)
+    if (room && --room.users <= 0) this.wasm.free(room.at)
   }
 
   /** Bytes that stay in the memory of the kernels. @param {ArrayBufferView} array @returns {number} */
