@@ -17,7 +17,7 @@ from elsa_format import embed_counters
 STEPS = 15
 """Of conjugate gradients between two looks at the scales, at most."""
 ROUNDS = 3
-"""Of both, where there are scales."""
+"""Of both, where there are scales; else all steps are in one."""
 TURNS = 8
 """How often the dense network's share is raised at most, by RAISE, to keep to its bound."""
 RAISE = 3.0
@@ -185,7 +185,7 @@ def _together(
     one = np.ones((*problem.weight.shape[:2], 1), np.float32)
     ridge = np.float32(settings.hold) * problem.ridge
     scales, weight = [one] * len(every), problem.weight
-    rounds = ROUNDS if layer.scale else 1
+    rounds, steps = (ROUNDS, STEPS) if layer.scale else (1, ROUNDS * STEPS)
     for turn in range(1, rounds + TURNS):
         weight = solve_together(
             problem.xx,
@@ -197,7 +197,7 @@ def _together(
             ridge,
             weight,
             work,
-            STEPS,
+            steps,
         )
         if layer.scale:
             scales = [

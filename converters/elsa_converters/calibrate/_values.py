@@ -9,8 +9,8 @@ from elsa_converters.calibrate._work import Work
 
 SCALES = 0.5, 4.0
 """How far a level's scale goes: beyond, few samples mislead it."""
-REST = 1e-5
-"""Of what is to be solved, squared, what may be left: more steps change no error by a hundredth."""
+REST = 1e-8
+"""Of what is to be solved, squared, what may be left: more steps change no error."""
 _SMALL = np.float32(1e-30)
 
 
