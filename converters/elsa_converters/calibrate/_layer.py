@@ -120,16 +120,16 @@ def curve(
     """
     problem = state(layer, own, [moments], settings.ridge, matters)
     every = layer.rows // SOME if matters is None and moments.count else 1
-    few = problem if every < 2 else problem.some(slice(None, None, every), moments)
-    inverse = inverse_of(problem.with_ridge(0)[0], work)
-    lone = Work(1)
+    rows = slice(None, None, max(1, every))
+    few = problem if every < 2 else problem.some(rows, moments)
+    xx, yx = problem.with_ridge(0)
+    inverse, lone = inverse_of(xx, work), Work(1)
 
     def at(share: float) -> tuple[float, Array]:
-        one = problem if share == probe else few
-        xx, yx = one.with_ridge(0)
+        one, right = (problem, yx) if share == probe else (few, yx[:, rows])
         nothing, budget = np.zeros(one.weight.shape, bool), max(1, round(share * one.weight.size))
-        mask, start = admm(yx, one.weight, nothing, budget, inverse=inverse, work=lone, steps=14)
-        weight = solve_alone(xx, yx, start, mask, lone)
+        mask, start = admm(right, one.weight, nothing, budget, inverse=inverse, work=lone, steps=14)
+        weight = solve_alone(xx, right, start, mask, lone)
         return one.error_of(weight, 0, lone), weight
 
     found = work.map(at, shares)
