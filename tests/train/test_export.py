@@ -68,7 +68,8 @@ def test_the_steps_of_a_run(run, network):
     lowered(trainer.draw, key)
     lowered(trainer.step, carry, n, kept, batch, key, rate)
     t = jax.ShapeDtypeStruct((), jnp.uint8)
-    lowered(trainer.joint_step, carry, t, n, batch, key, rate)
+    for teacher in (None, like):
+        lowered(trainer.joint_step, carry, t, n, batch, key, rate, teacher)
     lowered(trainer.gradients, like.params, like.state, batch, key)
     lowered(trainer._evaluate, like, *batch)
     lowered(trainer._seen, like.params, batch[0], key)
