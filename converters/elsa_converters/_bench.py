@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import click
@@ -214,17 +215,18 @@ def bench(
     integers: dict[int, Any] = {int(bits): {} for bits in precisions}
     if data is not None:
         onnx.measured_axes(template, dict(sizes))  # a wrong one, before the long work
+        evaluate = partial(
+            onnx.evaluate,
+            source,
+            template,
+            data,
+            function=function,
+            limit=limit,
+            batch=batch,
+            threads=threads,
+        )
         with progress("evaluating", quiet=quiet, unit="samples") as shown:
-            measured = onnx.evaluate(
-                source,
-                template,
-                data,
-                function=function,
-                limit=limit,
-                batch=batch,
-                threads=threads,
-                progress=shown,
-            )
+            measured = evaluate(progress=shown)
         if recording is not None:
             recording.write(measured)
         if no_time:
@@ -232,17 +234,7 @@ def bench(
             return
         for bits in integers:
             with progress(f"evaluating {bits} bits", quiet=quiet, unit="samples") as shown:
-                integers[bits] = onnx.evaluate(
-                    source,
-                    template,
-                    data,
-                    function=function,
-                    limit=limit,
-                    batch=batch,
-                    threads=threads,
-                    precision=bits,
-                    progress=shown,
-                )
+                integers[bits] = evaluate(precision=bits, progress=shown)
         names = [name for found in measured.values() for name in found]
         metric = metric or ("accuracy" if "accuracy" in names else names[0])
     rows = onnx.measure_levels(
